@@ -1,0 +1,1 @@
+"""The Avro schemas of every topic, shipped as package data; see README.md beside this file."""

@@ -1,0 +1,1 @@
+"""Engines: one contract, `base`, and its implementations."""

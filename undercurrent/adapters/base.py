@@ -1,0 +1,149 @@
+"""What an engine worker asks of an inference engine, whichever it is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from undercurrent.protocol.messages import Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureOrder:
+    """What to capture of one request; it travels inside the engine request to the process that runs the model.
+
+    Args:
+        request_id: the producer's id, not the engine's.
+        attempt: number of this run.
+        points: names of configured extraction points; no other name is allowed.
+        partition: partition of the request's streams, computed once by the worker.
+        tenant: on whose behalf.
+    """
+
+    request_id: str
+    attempt: int
+    points: tuple[str, ...]
+    partition: int
+    tenant: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """One request as the engine sees it.
+
+    Args:
+        engine_id: id inside the engine, unique over attempts.
+        prompt: text to continue; exactly one of this and `prompt_token_ids` is given.
+        prompt_token_ids: token ids to continue.
+        sampling: sampling parameters; null fields leave the engine's default.
+        capture: what to capture; None captures nothing.
+        lora: name of a LoRA adapter that the engine was configured with.
+        priority: lower runs first where the engine supports it.
+        skip_prefix_cache: compute the whole prompt.
+    """
+
+    engine_id: str
+    prompt: str | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    capture: CaptureOrder | None = None
+    lora: str | None = None
+    priority: int = 0
+    skip_prefix_cache: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineDelta:
+    """What one child of a request has generated since its last delta.
+
+    Args:
+        index: child of a request with n > 1, from 0.
+        token_ids: new tokens; may be empty in the last delta.
+        text: their text, as far as the detokenizer released it.
+        finish_reason: None while it runs, then `stop`, `length` or `abort`.
+        prompt_tokens: tokens of the prompt.
+        cached_tokens: prompt tokens read from a prefix cache.
+    """
+
+    index: int = 0
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    finish_reason: str | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What an engine is and can do, known once it has started.
+
+    Args:
+        model: name of the model.
+        model_fingerprint: SHA-256 over configuration, weights and tokenizer, hex.
+        dtype: NumPy name of the model's element type.
+        layers: number of decoder layers.
+        width: hidden size.
+        max_model_len: most tokens of prompt plus generation.
+        max_num_seqs: most requests in one step.
+        tensor_types: tensor types that can be captured.
+        versions: names and versions of what runs the model.
+    """
+
+    model: str
+    model_fingerprint: str
+    dtype: str
+    layers: int
+    width: int
+    max_model_len: int
+    max_num_seqs: int
+    tensor_types: tuple[str, ...]
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """An inference engine under one event loop. Implementations: vLLM, and the scripted one in `undercurrent.testing`."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about the running engine; valid after `start`."""
+        ...
+
+    @property
+    def steps(self) -> int:
+        """Scheduler steps so far, or outputs seen where steps cannot be; grows while requests make progress."""
+        ...
+
+    async def start(self) -> None:
+        """Load the model and be ready to generate.
+
+        Raises:
+            CaptureError: a configured point cannot be captured on this model.
+            EngineDeadError: the engine did not come up.
+        """
+        ...
+
+    async def check(self, request: EngineRequest) -> int:
+        """Return the number of prompt tokens of a request that can run.
+
+        Raises:
+            BadRequestError: it cannot, and why.
+        """
+        ...
+
+    def submit(self, request: EngineRequest) -> AsyncIterator[EngineDelta]:
+        """Generate. Every child ends with exactly one delta that has a `finish_reason`.
+
+        Raises:
+            BadRequestError: the engine refuses this request.
+            EngineDeadError: the engine is gone.
+        """
+        ...
+
+    async def abort(self, engine_id: str) -> None:
+        """Stop a request from the next scheduler step on; its iterator then ends with `abort`. Unknown ids are nothing."""
+        ...
+
+    async def close(self) -> None:
+        """Stop the engine and every process that it started."""
+        ...

@@ -1,0 +1,132 @@
+"""Every error that Undercurrent raises, under one root.
+
+    ProbingError
+    ├── ConfigError              a configuration file, variable or option is wrong
+    ├── SpecError                an extraction-point spec is wrong
+    │   ├── SpecValidationError  a point or a field of it
+    │   └── PositionSyntaxError  a position selector
+    ├── ProbeError               a probe class, folder or registration is wrong
+    │   ├── ProbeNotFoundError   no probe has that name
+    │   └── ShapeError           an array has not the shape that a probe needs
+    ├── RouterError              the in-process router is misused
+    ├── CodecError               bytes and records do not fit together
+    │   ├── DecodeError          bytes that no schema here can read
+    │   └── EncodeError          a record that its schema refuses
+    ├── ProtocolError            a message that breaks the protocol's rules
+    ├── TopicError               a topic is missing, or not as its plan says
+    ├── UnreachableError         a broker or an engine does not answer
+    ├── CaptureError             activations cannot be captured
+    │   └── RingError            the shared-memory ring is unusable
+    ├── EngineError              an engine refuses a request or died
+    │   ├── BadRequestError      this request, for a reason its sender can mend
+    │   └── EngineDeadError      the engine as a whole
+    └── ReplayError              a recorded range cannot be replayed
+"""
+
+from __future__ import annotations
+
+
+class ProbingError(Exception):
+    """Root of every error raised by Undercurrent."""
+
+
+class ConfigError(ProbingError):
+    """A configuration file, an environment variable or an option is wrong."""
+
+
+class SpecError(ProbingError):
+    """An extraction-point spec is wrong."""
+
+
+class SpecValidationError(SpecError):
+    """A point of a spec, or one of its fields, is wrong.
+
+    Args:
+        message: what is wrong and what would be right.
+        point: name of the extraction point, if known.
+        field: name of the field, if known.
+    """
+
+    def __init__(self, message: str, *, point: str | None = None, field: str | None = None) -> None:
+        self.point = point
+        self.field = field
+        where = " ".join(
+            part for part in (f"point {point!r}" if point else "", f"field {field!r}" if field else "") if part
+        )
+        super().__init__(f"{where}: {message}" if where else message)
+
+
+class PositionSyntaxError(SpecError):
+    """A position selector cannot be read."""
+
+
+class ProbeError(ProbingError):
+    """A probe class, a probe folder or a registration is wrong."""
+
+
+class ProbeNotFoundError(ProbeError):
+    """No probe has the name asked for."""
+
+
+class ShapeError(ProbeError):
+    """An array has not the shape that a probe needs."""
+
+
+class RouterError(ProbingError):
+    """The in-process router is misused."""
+
+
+class CodecError(ProbingError):
+    """Bytes and records do not fit together."""
+
+
+class DecodeError(CodecError):
+    """Bytes that no known schema can read.
+
+    Args:
+        reason: what about the bytes is wrong.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+class EncodeError(CodecError):
+    """A record that its schema refuses."""
+
+
+class ProtocolError(ProbingError):
+    """A message that breaks the protocol's rules."""
+
+
+class TopicError(ProbingError):
+    """A topic is missing, or is not what the plan says."""
+
+
+class UnreachableError(ProbingError):
+    """A broker or an engine does not answer within its deadline."""
+
+
+class CaptureError(ProbingError):
+    """Activations cannot be captured."""
+
+
+class RingError(CaptureError):
+    """The shared-memory ring cannot be created, opened or trusted."""
+
+
+class EngineError(ProbingError):
+    """An engine refuses a request or died."""
+
+
+class BadRequestError(EngineError):
+    """One request is refused, for a reason that its sender can mend."""
+
+
+class EngineDeadError(EngineError):
+    """The engine as a whole is gone; no request of it can finish."""
+
+
+class ReplayError(ProbingError):
+    """A recorded range cannot be replayed."""
