@@ -1,1 +1,42 @@
-"""."""
+"""Extraction points: what is captured of a request, for which probe."""
+
+from undercurrent.spec.dump import extraction_point_to_dict, probe_spec_to_dict, to_yaml
+from undercurrent.spec.enums import (
+    CaptureDtype,
+    ExecutionMode,
+    InterventionMode,
+    OnUnavailable,
+    Overflow,
+    PositionKind,
+    ProbeKind,
+    TensorType,
+    TimeoutAction,
+    UntilKind,
+)
+from undercurrent.spec.point import ExtractionPoint, ProbeSpec
+from undercurrent.spec.policies import InterventionPolicy, UntilPolicy
+from undercurrent.spec.position import PositionSelector, parse_position
+from undercurrent.spec.record import ActivationRecord
+
+__all__ = [
+    "ActivationRecord",
+    "CaptureDtype",
+    "ExecutionMode",
+    "ExtractionPoint",
+    "InterventionMode",
+    "InterventionPolicy",
+    "OnUnavailable",
+    "Overflow",
+    "PositionKind",
+    "PositionSelector",
+    "ProbeKind",
+    "ProbeSpec",
+    "TensorType",
+    "TimeoutAction",
+    "UntilKind",
+    "UntilPolicy",
+    "extraction_point_to_dict",
+    "parse_position",
+    "probe_spec_to_dict",
+    "to_yaml",
+]
