@@ -1,1 +1,7 @@
-"""."""
+"""Records to bytes and back: Avro, its framing, and the tensors inside."""
+
+from undercurrent.codec.avro import Codec
+from undercurrent.codec.blocks import BlockEncoder
+from undercurrent.codec.tensors import as_array, positions, token_ids, views
+
+__all__ = ["BlockEncoder", "Codec", "as_array", "positions", "token_ids", "views"]

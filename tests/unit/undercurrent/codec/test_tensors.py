@@ -1,0 +1,59 @@
+"""The arrays inside a block are views on its bytes, and shapes that do not fit are refused."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.undercurrent.codec.test_blocks import block
+from undercurrent.codec import Codec, as_array, positions, token_ids, views
+from undercurrent.errors import DecodeError
+
+CODEC = Codec()
+DTYPES = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+
+
+@given(st.integers(0, 5), st.integers(1, 4), st.integers(1, 8), st.sampled_from(sorted(DTYPES)), st.randoms())
+@settings(max_examples=150, deadline=None)
+def test_views_hold_every_token_and_layer_bit_for_bit(n, layers, width, dtype, rnd):
+    raw = bytes(rnd.getrandbits(8) for _ in range(n * layers * width * DTYPES[dtype].itemsize))
+    where = np.asarray(rnd.sample(range(1000), n), "<i4")
+    sent = block(
+        width=width, dtype=dtype, layers=tuple(range(layers)), positions=where.tobytes(), token_ids=b"", data=raw
+    )
+    got = CODEC.decode(CODEC.encode(sent))
+    assert as_array(got).shape == (n, layers, width)
+    assert as_array(got).tobytes() == raw
+    records = list(views(got, prompt_len=500))
+    assert [(r.token_pos, r.layer) for r in records] == [(int(p), layer) for p in where for layer in range(layers)]
+    assert b"".join(r.tensor.tobytes() for r in records) == raw
+    assert all(r.is_generated == (r.token_pos >= 500) for r in records)
+
+
+def test_nothing_is_copied():
+    got = CODEC.decode(CODEC.encode(block()))
+    base = np.frombuffer(got.data, np.uint8)
+    assert np.shares_memory(as_array(got), base)
+    assert all(np.shares_memory(r.tensor, base) for r in views(got, 1))
+    assert not as_array(got).flags.writeable
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"data": b"\x00" * 95}, r"95 bytes.*\[3, 2, 4\] of float32 needs 96"),
+        ({"positions": b"\x00" * 8}, r"needs 64"),
+        ({"dtype": "int3"}, "int3.*float32"),
+        ({"width": 0}, "needs 0"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(changes, said):
+    with pytest.raises(DecodeError, match=said):
+        as_array(block(**changes))
+
+
+@pytest.mark.parametrize("read", [positions, token_ids])
+def test_a_broken_int32_is_refused(read):
+    with pytest.raises(DecodeError, match="5 bytes"):
+        read(block(positions=b"12345", token_ids=b"12345"))

@@ -1,0 +1,145 @@
+"""Messages to Avro bytes and back, with the schemas in `schemas/`."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from functools import cache
+from importlib.resources import files
+from types import NoneType, UnionType
+from typing import Any, cast, get_args, get_origin, get_type_hints
+
+import fastavro
+from fastavro.schema import fingerprint, to_parsing_canonical_form
+
+from undercurrent.codec.framing import Framing, SingleObjectFraming
+from undercurrent.errors import DecodeError, EncodeError
+from undercurrent.protocol import messages
+from undercurrent.protocol.messages import Message
+
+_CLASSES: Mapping[str, type[Any]] = {
+    "ActivationRecord" if cls is messages.ActivationBlock else cls.__name__: cls for cls in get_args(Message)
+}
+SCHEMA_NAMES = tuple(_CLASSES)
+
+
+@cache
+def load_schema(name: str) -> dict[str, Any]:
+    """Return one of the schemas, parsed by fastavro.
+
+    Args:
+        name: name of the record, for example `StreamStarted`.
+    """
+    text = files("undercurrent.schemas").joinpath(f"{name}.avsc").read_text(encoding="utf-8")
+    return cast(dict[str, Any], fastavro.parse_schema(json.loads(text), named_schemas={}))
+
+
+@cache
+def load_fingerprint(name: str) -> bytes:
+    """Return the CRC-64-AVRO fingerprint of a schema's canonical form, 8 bytes little-endian."""
+    text: str = fingerprint(to_parsing_canonical_form(load_schema(name)), "CRC-64-AVRO")
+    # fastavro prints the fingerprint's bytes in the order in which single-object encoding stores them.
+    return bytes.fromhex(text)
+
+
+def schema_name(message: Message) -> str:
+    """Return the Avro name of a message."""
+    cls = type(message)
+    return "ActivationRecord" if cls is messages.ActivationBlock else cls.__name__
+
+
+class Codec:
+    """Encodes and decodes every message of the protocol.
+
+    Args:
+        framing: what stands before each body; single-object encoding by default.
+    """
+
+    def __init__(self, framing: Framing | None = None) -> None:
+        self._framing = framing or SingleObjectFraming({name: load_fingerprint(name) for name in SCHEMA_NAMES})
+        self._schemas = {name: load_schema(name) for name in SCHEMA_NAMES}
+        self._builders = {name: _builder(cls) for name, cls in _CLASSES.items()}
+
+    def encode(self, message: Message) -> bytes:
+        """Return the framed Avro bytes of a message.
+
+        Raises:
+            EncodeError: a field has a value that its schema refuses; the field is named.
+        """
+        name = schema_name(message)
+        return self.header(name) + self.encode_body(message)
+
+    def encode_body(self, message: Message) -> bytes:
+        """Return a message's Avro body without a frame: what a content hash is taken over.
+
+        Raises:
+            EncodeError: a field has a value that its schema refuses.
+        """
+        name = schema_name(message)
+        out = io.BytesIO()
+        try:
+            fastavro.schemaless_writer(out, self._schemas[name], _plain(message))
+        except (ValueError, TypeError, OverflowError, KeyError, AttributeError) as exc:
+            raise EncodeError(f"{name}: {exc}") from exc
+        return out.getvalue()
+
+    def header(self, name: str) -> bytes:
+        """Return the frame that stands before a body of the schema `name`."""
+        return self._framing.header(name)
+
+    def decode(self, data: bytes | None) -> Message:
+        """Return the message in some bytes.
+
+        Raises:
+            DecodeError: they are empty, of an unknown schema, cut short, or not what the schema says.
+        """
+        if not data:
+            raise DecodeError("no bytes: a tombstone or an empty value")
+        name, start = self._framing.schema_of(data)
+        stream = io.BytesIO(data)
+        stream.seek(start)
+        try:
+            fields = cast(dict[str, Any], fastavro.schemaless_reader(stream, self._schemas[name], None))
+            rest = len(data) - stream.tell()
+            if rest:
+                raise DecodeError(f"{name}: {rest} bytes after the end of the record")
+            message: Message = self._builders[name](fields)
+        except (EOFError, ValueError, TypeError, IndexError, KeyError, OverflowError, MemoryError) as exc:
+            raise DecodeError(f"{name}: {type(exc).__name__}: {exc}") from exc
+        return message
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - any field's value
+    if dataclasses.is_dataclass(value):
+        return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _builder(cls: type[Any]) -> Callable[[dict[str, Any]], Any]:
+    """Return a function that makes a message from fastavro's dict; what each field needs is worked out once."""
+    hints = get_type_hints(cls)
+    converters = [(name, convert) for name, hint in hints.items() if (convert := _converter(hint)) is not None]
+
+    def build(fields: dict[str, Any]) -> Any:  # noqa: ANN401 - one of the message classes
+        for name, convert in converters:
+            fields[name] = convert(fields[name])
+        return cls(**fields)
+
+    return build
+
+
+def _converter(hint: Any) -> Callable[[Any], Any] | None:  # noqa: ANN401 - a type hint
+    if get_origin(hint) is UnionType:
+        inner = _converter(next(arg for arg in get_args(hint) if arg is not NoneType))
+        return None if inner is None else lambda value: None if value is None else inner(value)
+    if get_origin(hint) is tuple:
+        item = _converter(get_args(hint)[0])
+        return tuple if item is None else lambda value: tuple(map(item, value))
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return hint
+    return _builder(hint) if isinstance(hint, type) and dataclasses.is_dataclass(hint) else None
