@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import ml_dtypes
@@ -81,7 +80,7 @@ def views(block: ActivationBlock, prompt_len: int) -> Iterator[ActivationRecord]
         DecodeError: the block's arrays do not fit together.
     """
     values = as_array(block)
-    timestamp = datetime.fromtimestamp(block.captured_at_us / 1e6, UTC)
+    timestamp = block.captured_at_us / 1e6
     tensor_type = TensorType(block.tensor_type)
     for row, position in zip(values, positions(block).tolist(), strict=True):
         for tensor, layer in zip(row, block.layers, strict=True):

@@ -3,7 +3,7 @@
 import dataclasses
 import typing
 from enum import StrEnum
-from types import NoneType, UnionType
+from types import NoneType
 
 import pytest
 from hypothesis import given, settings
@@ -98,9 +98,10 @@ def test_cut_bytes_are_refused(message, data):
 @settings(max_examples=400, deadline=None)
 def test_garbage_behind_a_known_header_is_a_decode_error_or_a_message(body, name):
     try:
-        assert schema_name(CODEC.decode(CODEC.header(name) + body)) == name
+        outcome = schema_name(CODEC.decode(CODEC.header(name) + body))
     except DecodeError as exc:
-        assert name in str(exc)
+        outcome = exc.reason.partition(":")[0]
+    assert outcome == name
 
 
 @pytest.mark.parametrize(
