@@ -15,6 +15,11 @@
     ├── ProtocolError            a message that breaks the protocol's rules
     ├── TopicError               a topic is missing, or not as its plan says
     ├── UnreachableError         a broker or an engine does not answer
+    ├── CommitError              offsets of a consumer group could not be committed
+    ├── TransactionError         a Kafka transaction did not go through
+    │   ├── RetriableTransactionError  the same call may be made again
+    │   ├── AbortableTransactionError  the transaction must be aborted, the writer lives on
+    │   └── FencedError                another writer took over, or this one is beyond use
     ├── CaptureError             activations cannot be captured
     │   └── RingError            the shared-memory ring is unusable
     ├── EngineError              an engine refuses a request or died
@@ -108,12 +113,50 @@ class UnreachableError(ProbingError):
     """A broker or an engine does not answer within its deadline."""
 
 
+class CommitError(ProbingError):
+    """Offsets of a consumer group could not be committed.
+
+    Args:
+        message: what the broker or the client said.
+        retriable: whether the same commit may be tried again.
+    """
+
+    def __init__(self, message: str, *, retriable: bool) -> None:
+        self.retriable = retriable
+        super().__init__(message)
+
+
+class TransactionError(ProbingError):
+    """A Kafka transaction did not go through."""
+
+
+class RetriableTransactionError(TransactionError):
+    """The same call may be made again; nothing was decided."""
+
+
+class AbortableTransactionError(TransactionError):
+    """The open transaction must be aborted; the writer can begin another."""
+
+
+class FencedError(TransactionError):
+    """Another writer took over the transactional id, or this writer is beyond use; it must be closed."""
+
+
 class CaptureError(ProbingError):
     """Activations cannot be captured."""
 
 
 class RingError(CaptureError):
-    """The shared-memory ring cannot be created, opened or trusted."""
+    """The shared-memory ring cannot be created, opened or trusted.
+
+    Args:
+        message: what is wrong.
+        offset: byte offset from the start of the ring's data, where one is known.
+    """
+
+    def __init__(self, message: str, *, offset: int | None = None) -> None:
+        self.offset = offset
+        super().__init__(message if offset is None else f"at byte {offset}: {message}")
 
 
 class EngineError(ProbingError):
