@@ -13,10 +13,10 @@ CODE := undercurrent producer engine_worker probe_consumers schemas scripts test
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint format lock clean
+.PHONY: help setup demo test check lint format lock lock-gpu clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 setup: ## create .venv and install everything, pinned
 	@scripts/setup.sh
@@ -41,6 +41,9 @@ format: setup ## rewrite the code as ruff formats it
 
 lock: setup ## write requirements/*.lock from what is installed in .venv
 	$(BIN)/python scripts/lock.py
+
+lock-gpu: setup ## write requirements/gpu.lock as pip resolves it
+	$(BIN)/python scripts/lock.py --gpu
 
 clean: ## remove .venv and everything that was built or cached
 	rm -rf .venv build dist htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .undercurrent

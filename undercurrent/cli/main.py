@@ -1,0 +1,78 @@
+"""The command tree: `undercurrent`, `python -m undercurrent.cli`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, ClassVar
+
+import typer
+
+from undercurrent.cli.lazy import LazyCommand, LazyGroup
+from undercurrent.cli.running import run
+
+PROG_NAME = "undercurrent"
+
+
+class Tree(LazyGroup):
+    """Every command, in the order in which one meets them."""
+
+    table: ClassVar[dict[str, LazyCommand]] = {
+        "demo": LazyCommand(
+            target="undercurrent.cli.demo:app", help="Watch a probe in another process stop a real model."
+        ),
+        "broker": LazyCommand(target="undercurrent.cli.broker:app", help="Start a broker for development.", group=True),
+        "topics": LazyCommand(
+            target="undercurrent.cli.topics:app", help="Plan, create and check the topics.", group=True
+        ),
+        "engine": LazyCommand(
+            target="engine_worker.cli:app",
+            help="Run an engine worker: prompts in, tokens and activations out.",
+            group=True,
+        ),
+        "probes": LazyCommand(
+            target="probe_consumers.cli:app", help="Run probes on the activations of live requests.", group=True
+        ),
+        "prompts": LazyCommand(
+            target="producer.cli:app", help="Send prompts and follow what is generated.", group=True
+        ),
+        "replay": LazyCommand(
+            target="probe_consumers.replay_cli:app", help="Run probes again on recorded activations and compare."
+        ),
+        "tail": LazyCommand(target="undercurrent.cli.tail:app", help="Print a topic's messages as JSON lines."),
+    }
+
+
+app = typer.Typer(
+    name=PROG_NAME,
+    cls=Tree,
+    help="Activation probes on live LLM inference: captured in vLLM, published to Kafka, judged outside the engine.",
+    add_completion=False,
+    no_args_is_help=True,
+)
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        # Imported here: reading the metadata of installed packages is slower than everything else in --help.
+        from importlib.metadata import version
+
+        sys.stdout.write(f"undercurrent {version('undercurrent')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Activation probes on live LLM inference: captured in vLLM, published to Kafka, judged outside the engine."""
+
+
+def main() -> None:
+    """Run the command line of this process and exit with its code."""
+    sys.exit(run(app, PROG_NAME))
+
+
+if __name__ == "__main__":
+    main()
