@@ -13,6 +13,9 @@ from undercurrent.spec.enums import (
     TimeoutAction,
     UntilKind,
 )
+from undercurrent.spec.load import load_spec, load_yaml_file, parse_dict, parse_yaml
+from undercurrent.spec.model import json_schema
+from undercurrent.spec.pipeline import check_pipeline
 from undercurrent.spec.point import ExtractionPoint, ProbeSpec
 from undercurrent.spec.policies import InterventionPolicy, UntilPolicy
 from undercurrent.spec.position import PositionSelector, parse_position
@@ -35,8 +38,14 @@ __all__ = [
     "TimeoutAction",
     "UntilKind",
     "UntilPolicy",
+    "check_pipeline",
     "extraction_point_to_dict",
+    "json_schema",
+    "load_spec",
+    "load_yaml_file",
+    "parse_dict",
     "parse_position",
+    "parse_yaml",
     "probe_spec_to_dict",
     "to_yaml",
 ]

@@ -59,7 +59,7 @@ class ExtractionPoint:
     tensor_type: TensorType
     position: PositionSelector
     stride: int = 1
-    until: UntilPolicy = UntilPolicy()
+    until: UntilPolicy = field(default_factory=UntilPolicy)
     probe_type: str | None = None
     probe_kind: ProbeKind | None = None
     execution_mode: ExecutionMode = ExecutionMode.INLINE

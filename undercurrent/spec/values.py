@@ -23,7 +23,7 @@ def as_enum(kind: type[E], value: object, field: str, point: str | None = None) 
         SpecValidationError: it names none; the message lists those there are.
     """
     try:
-        return kind(value)
+        return kind(value)  # type: ignore[arg-type]  # any value may be asked for
     except ValueError:
         accepted = ", ".join(member.value for member in kind)
         raise SpecValidationError(f"{value!r:.60}; accepted: {accepted}", point=point, field=field) from None

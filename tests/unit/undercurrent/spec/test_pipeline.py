@@ -1,0 +1,41 @@
+"""What a pipeline refuses, by name."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from undercurrent.errors import SpecValidationError
+from undercurrent.spec import CaptureDtype, ExtractionPoint, ProbeSpec, UntilPolicy, check_pipeline
+
+POINT = ExtractionPoint("mid", 3, "residual_stream", "generated[*]", execution_mode="async")
+
+
+def test_an_async_point_runs():
+    check_pipeline(ProbeSpec(1, [POINT, dataclasses.replace(POINT, name="end", position="prompt[-1]")]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"execution_mode": "inline"}, "execution_mode"),
+        ({"name": "über/punkt"}, "name"),
+        ({"name": ".hidden"}, "name"),
+        ({"name": "x" * 151}, "name"),
+        ({"position": "generated[-2]"}, "position"),
+        ({"until": UntilPolicy("stop_token", None, 7)}, "until"),
+        ({"tensor_type": "kv"}, "tensor_type"),
+        ({"reduce": {"project": "m.safetensors"}}, "reduce"),
+        ({"dtype": "float16"}, "dtype"),
+    ],
+)
+def test_what_it_cannot_honour_is_refused_by_name(changes, field):
+    point = dataclasses.replace(POINT, **changes)
+    with pytest.raises(SpecValidationError) as caught:
+        check_pipeline(ProbeSpec(1, [dataclasses.replace(POINT, name="fine"), point]))
+    assert (caught.value.point, caught.value.field) == (point.name, field)
+
+
+def test_dtypes_that_the_capture_side_has_are_accepted():
+    check_pipeline(ProbeSpec(1, [dataclasses.replace(POINT, dtype="float16")]), dtypes=[CaptureDtype.FLOAT16])

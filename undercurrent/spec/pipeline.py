@@ -1,0 +1,49 @@
+"""What a spec must be like to run in a pipeline, where probes live in other processes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from undercurrent.errors import SpecValidationError
+from undercurrent.spec.enums import CaptureDtype, ExecutionMode, TensorType, UntilKind
+from undercurrent.spec.point import ExtractionPoint, ProbeSpec
+
+# A point's name is the end of a topic's name; Kafka allows 249 characters in all.
+_TOPIC_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,149}")
+
+
+def check_pipeline(spec: ProbeSpec, *, dtypes: Collection[CaptureDtype] = (CaptureDtype.MODEL,)) -> None:
+    """Refuse a spec that a pipeline cannot honour in full.
+
+    Args:
+        spec: the spec of the deployment.
+        dtypes: element types that the capture side can publish.
+
+    Raises:
+        SpecValidationError: a point is inline, its name is no part of a topic's name, or it asks for what capture
+            cannot do.
+    """
+    for point in spec:
+        for field, reason in _objections(point, dtypes):
+            raise SpecValidationError(reason, point=point.name, field=field)
+
+
+def _objections(point: ExtractionPoint, dtypes: Collection[CaptureDtype]) -> list[tuple[str, str]]:
+    found = []
+    if point.execution_mode is not ExecutionMode.ASYNC:
+        found.append(("execution_mode", "inline belongs to the embedded adapter; accepted in a pipeline: async"))
+    if not _TOPIC_PART.fullmatch(point.name):
+        found.append(("name", "names a topic: accepted: up to 150 of A-Z a-z 0-9 . _ -, a letter or digit first"))
+    if point.needs_final_length:
+        raw = point.position.to_raw()
+        found.append(("position", f"{raw!r} is known only when the request has ended; a pipeline cannot capture it"))
+    if point.until.kind is UntilKind.STOP_TOKEN:
+        found.append(("until", "stop_token is not enforced by capture; accepted: generation_end, fixed_count"))
+    if point.tensor_type is TensorType.KV:
+        found.append(("tensor_type", "kv is not captured; accepted: residual_stream, attn_out, mlp_out, final_norm"))
+    if point.reduce is not None:
+        found.append(("reduce", "is not applied by capture: leave it out"))
+    if point.dtype not in dtypes:
+        found.append(("dtype", f"{point.dtype.value}; accepted here: {', '.join(sorted(d.value for d in dtypes))}"))
+    return found
