@@ -1,0 +1,9 @@
+"""What holds for every test."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+# On shared cores wall time per example says nothing; pytest-timeout bounds each test as a whole.
+settings.register_profile("undercurrent", deadline=None)
+settings.load_profile("undercurrent")
