@@ -38,6 +38,7 @@ from undercurrent.capture.ring import ALIGNMENT, FRAME_HEAD_BYTES, Frame
 from undercurrent.errors import RingError
 
 STEP_HEAD = struct.Struct("<QQQIIII")
+STEP_STAMP = struct.Struct("<QQ")
 
 
 class FrameKind(IntEnum):

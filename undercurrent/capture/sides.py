@@ -120,6 +120,22 @@ class RingWriter:
             self._flush()
         self._words[W_PENDING] = len(self._pending)
 
+    def offer_control(self, kind: int, payload: bytes) -> bool:
+        """Write a control frame if there is room now and nothing waits; return whether it was written.
+
+        Args:
+            kind: of the frame, above 0.
+            payload: its bytes.
+        """
+        if len(payload) > self.max_payload or self._cursor != self._head or not self._flush():
+            return False
+        at = self._place(kind, len(payload), 0)
+        if at < 0:
+            return False
+        self.data[at : at + len(payload)] = payload
+        self._publish()
+        return True
+
     @property
     def pending_controls(self) -> int:
         """Control frames that wait in memory."""

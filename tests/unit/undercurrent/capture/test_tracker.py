@@ -1,0 +1,402 @@
+"""The tracker against a plain oracle: every wanted position of every request exactly once, with the right row."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from undercurrent.capture import frames
+from undercurrent.capture.points import CapturePoint, Order, tap_groups
+from undercurrent.capture.ring import Ring
+from undercurrent.capture.tracker import Batch, Tracker
+from undercurrent.errors import CaptureError
+from undercurrent.spec import ExtractionPoint
+
+WIDTH = 2
+MAX_ROWS = 64
+
+
+def point(name, position="*", layers=(0, 2), tensor="residual_stream", **fields):
+    spec = ExtractionPoint(
+        name=name, layers=layers, tensor_type=tensor, position=position, execution_mode="async", **fields
+    )
+    return CapturePoint.of(spec, layers=4, width=WIDTH, model_dtype="float32")
+
+
+POINTS = (
+    point("all"),
+    point("shared", "generated[*]"),
+    point("strided", "generated[1:9]", layers=(1,), stride=2),
+    point("last", "prompt[-1]", layers=(3,)),
+    point("norm", "prompt[*]", layers=(4,), tensor="final_norm"),
+)
+
+
+@dataclass
+class Job:
+    """One request of the simulated engine."""
+
+    name: str
+    prompt_len: int
+    total: int
+    cached: int
+    points: tuple[str, ...]
+    computed: int = 0
+    known: int = 0
+    opened: bool = False
+    furthest: int = 0
+    number: int = field(default=0)
+
+
+def truth(job, position, layers):
+    """The value that row must have: it names request, position, layer and element."""
+    base = job.number * 1_000_000 + position * 100
+    return np.array([[base + layer * 10 + i for i in range(WIDTH)] for layer in layers], dtype=np.float32)
+
+
+class Sim:
+    """An engine made of arithmetic, a tracker, and a reader that keeps what it reads."""
+
+    def __init__(self, jobs, *, ring_bytes=1 << 20, points=POINTS, **options):
+        self.jobs = jobs
+        for number, job in enumerate(jobs):
+            job.number, job.computed, job.known = number, job.cached, job.prompt_len
+        self.ring = Ring.create(ring_bytes)
+        self.reader = self.ring.reader()
+        self.points = {p.name: p for p in points}
+        self.buffers = {g: np.zeros((MAX_ROWS, g.row_bytes(WIDTH)), np.uint8) for g in tap_groups(points)}
+        options = {"check_plans": True, **options}
+        self.tracker = Tracker(points, self.buffers, self.ring.writer(), **options)
+        self.order = []
+        self.steps = 0
+        self.got = {}
+        self.opened, self.closed, self.seen = {}, {}, []
+
+    def step(self, counts, *, stale=()):
+        """Run one step of `counts`: tokens per job name, in this slot order."""
+        self.steps += 1
+        names = list(counts)
+        by_name = {job.name: job for job in self.jobs}
+        computed, starts, tokens = np.full(MAX_ROWS, -7, np.int32), np.full(MAX_ROWS + 1, -7, np.int32), []
+        starts[0] = 0
+        for slot, name in enumerate(names):
+            job = by_name[name]
+            if not job.opened:
+                self.open(job)
+            computed[slot] = job.computed
+            starts[slot + 1] = starts[slot] + counts[name]
+            for position in range(job.computed, job.computed + counts[name]):
+                for group, buffer in self.buffers.items():
+                    buffer[len(tokens)] = truth(job, position, group.layers).view(np.uint8).reshape(-1)
+                tokens.append(job.number * 1000 + position)
+        token_ids = np.array(tokens + [-1] * (MAX_ROWS - len(tokens)), np.int32)
+        self.tracker.step(Batch(self.steps, names, computed, starts, token_ids), stale)
+        for name in names:
+            job = by_name[name]
+            job.computed += counts[name]
+            job.furthest = max(job.furthest, job.computed)
+            if job.computed == job.known and job.known < job.total:
+                job.known += 1
+
+    def open(self, job):
+        job.opened = True
+        order = Order(request_id=job.name, attempt=1, points=job.points, partition=3)
+        self.tracker.open(job.name, order, index=0, prompt_len=job.prompt_len, cached_prefix=job.cached)
+
+    def read(self):
+        for frame in self.reader.read():
+            content = frames.decode(frame)
+            self.seen.append(content if not isinstance(content, frames.Step) else "step")
+            match content:
+                case frames.Open():
+                    assert content.stream not in self.opened
+                    self.opened[content.stream] = content
+                    self.got[content.stream] = []
+                case frames.Close():
+                    self.closed[content.stream] = content
+                case frames.Drop():
+                    for loss in content.losses:
+                        assert loss.stream not in self.closed
+                        self.got[loss.stream].append(("lost", loss))
+                case frames.Step():
+                    for stream, positions, token_ids, data in content.segments():
+                        assert stream not in self.closed
+                        self.take(stream, positions, token_ids, data)
+        self.reader.release()
+
+    def take(self, stream, positions, token_ids, data):
+        opened = self.opened[stream]
+        job = next(j for j in self.jobs if j.name == opened.request_id)
+        positions, token_ids = np.frombuffer(positions, "<i4"), np.frombuffer(token_ids, "<i4")
+        rows = np.frombuffer(data, "<f4").reshape(len(positions), len(opened.layers), opened.width)
+        for position, token_id, row in zip(positions, token_ids, rows, strict=True):
+            assert token_id == job.number * 1000 + position
+            assert np.array_equal(row, truth(job, int(position), opened.layers))
+            self.got[stream].append(("row", int(position)))
+
+    def check(self, *, lossless):
+        for stream, opened in self.opened.items():
+            job = next(j for j in self.jobs if j.name == opened.request_id)
+            wanted = list(self.points[opened.point].select(job.cached, job.furthest, job.prompt_len))
+            rows = [value for kind, value in self.got[stream] if kind == "row"]
+            losses = [value for kind, value in self.got[stream] if kind == "lost"]
+            closed = self.closed[stream]
+            lost = sum(loss.rows for loss in losses)
+            assert (closed.emitted, closed.dropped) == (len(rows), lost)
+            assert closed.last_pos == (rows[-1] if rows else -1)
+            assert rows == sorted(set(rows))
+            assert set(rows) <= set(wanted)
+            assert len(rows) + lost == len(wanted)
+            for loss in losses:
+                assert set(wanted) - set(rows) >= {loss.first_pos, loss.last_pos}
+            if lossless:
+                assert rows == wanted
+
+    def close(self):
+        self.tracker = None
+        self.ring.close()
+
+
+@st.composite
+def jobs(draw):
+    out = []
+    for number in range(draw(st.integers(1, 5))):
+        prompt_len = draw(st.integers(1, 20))
+        out.append(
+            Job(
+                name=f"job{number}",
+                prompt_len=prompt_len,
+                total=prompt_len + draw(st.integers(0, 14)),
+                cached=draw(st.integers(0, prompt_len - 1)),
+                points=tuple(draw(st.permutations([p.name for p in POINTS]))[: draw(st.integers(0, len(POINTS)))]),
+            )
+        )
+    return out
+
+
+def run(sim, data, *, drain):
+    """Drive the simulation with drawn chunk sizes, absences, preemptions and slot orders until every job is done."""
+    running = {job.name: job for job in sim.jobs}
+    order = []
+    for _ in range(400):
+        if not running:
+            break
+        order = [n for n in order if n in running] + [n for n in running if n not in order]
+        if data.draw(st.integers(0, 7), label="event") == 0:
+            order = data.draw(st.permutations(order), label="order")
+            victim = running[order[0]]
+            if data.draw(st.booleans(), label="preempt") and victim.opened:
+                victim.computed = 0
+        absent = data.draw(st.integers(0, 9), label="absent")
+        counts, budget = {}, MAX_ROWS
+        for place, name in enumerate(order):
+            job = running[name]
+            left = min(job.known - job.computed, budget)
+            if left > 0 and not (place == absent and len(order) > 1):
+                counts[name] = left if left == 1 else data.draw(st.integers(1, left), label="chunk")
+                budget -= counts[name]
+        if counts:
+            sim.step(counts)
+        for name, job in list(running.items()):
+            if job.computed >= job.total:
+                sim.tracker.close(name)
+                del running[name]
+        if drain == "always" or (drain == "sometimes" and data.draw(st.integers(0, 5), label="read") == 0):
+            sim.read()
+    assert not running
+    for _ in range(50):
+        sim.read()
+        sim.tracker.step(Batch(sim.steps, [], np.zeros(0, np.int32), np.zeros(1, np.int32), np.zeros(0, np.int32)))
+
+
+@given(jobs(), st.data())
+@settings(deadline=None, max_examples=150)
+def test_every_wanted_position_comes_exactly_once_with_its_row(jobs, data):
+    sim = Sim(jobs)
+    try:
+        run(sim, data, drain="always")
+        sim.check(lossless=True)
+    finally:
+        sim.close()
+
+
+@given(jobs(), st.data())
+@settings(deadline=None, max_examples=100)
+def test_what_a_full_ring_loses_is_declared_in_place(jobs, data):
+    sim = Sim(jobs, ring_bytes=4096)
+    try:
+        run(sim, data, drain="sometimes")
+        sim.check(lossless=False)
+    finally:
+        sim.close()
+
+
+def decode_jobs(count, total=40, points=("all", "strided")):
+    return [Job(name=f"job{i}", prompt_len=2, total=total, cached=0, points=points) for i in range(count)]
+
+
+def test_a_steady_decode_keeps_its_plan_and_gathers_around_uncaptured_requests():
+    jobs = [*decode_jobs(3, points=("all",)), Job("plain", 2, 40, 0, ())]
+    jobs = [jobs[0], jobs[3], jobs[1], jobs[2]]
+    sim = Sim(jobs, check_plans=False)
+    try:
+        sim.step({j.name: 2 for j in jobs})
+        sim.step({j.name: 1 for j in jobs})
+        plan = sim.tracker._plan
+        for _ in range(20):
+            sim.step({j.name: 1 for j in jobs})
+        assert sim.tracker._plan is plan
+        assert plan.lanes[0].first == -1
+        for job in jobs:
+            sim.tracker.close(job.name)
+        sim.read()
+        sim.check(lossless=True)
+        assert sim.ring.stats().steps == 22
+    finally:
+        sim.close()
+
+
+def test_check_plans_notices_a_plan_that_is_wrong():
+    sim = Sim(decode_jobs(2, points=("all",)))
+    try:
+        sim.step({"job0": 2, "job1": 2})
+        sim.step({"job0": 1, "job1": 1})
+        sim.tracker._plan.lanes[0].rows[:] = sim.tracker._plan.lanes[0].rows[::-1].copy()
+        with pytest.raises(CaptureError, match="differs"):
+            sim.step({"job0": 1, "job1": 1})
+    finally:
+        sim.close()
+
+
+def test_a_large_chunk_is_split_into_frames_that_fit():
+    jobs = [Job("big", 60, 60, 0, ("all",)), Job("small", 4, 4, 0, ("all",))]
+    sim = Sim(jobs, ring_bytes=4096)
+    try:
+        assert sim.tracker._max_rows["all"] < 64
+        sim.step({"big": 60, "small": 4})
+        for name in ("big", "small"):
+            sim.tracker.close(name)
+        sim.read()
+        sim.check(lossless=True)
+        assert sim.seen.count("step") > 1
+    finally:
+        sim.close()
+
+
+def test_stale_taps_are_declared_and_other_points_go_on():
+    jobs = decode_jobs(2, points=("all", "norm", "strided"))
+    sim = Sim(jobs)
+    try:
+        sim.step({"job0": 2, "job1": 2}, stale={sim.points["norm"].group})
+        sim.step({"job0": 1, "job1": 1})
+        for job in jobs:
+            sim.tracker.close(job.name)
+        sim.read()
+        sim.check(lossless=False)
+        drops = [c for c in sim.seen if isinstance(c, frames.Drop)]
+        assert [(d.reason, [x.rows for x in d.losses]) for d in drops] == [("stale_tap", [2, 2])]
+        by_point = {o.point: sim.closed[s] for s, o in sim.opened.items()}
+        assert (by_point["norm"].emitted, by_point["norm"].dropped) == (0, 2)
+        assert (by_point["all"].emitted, by_point["all"].dropped) == (3, 0)
+    finally:
+        sim.close()
+
+
+def test_an_error_ends_these_streams_and_the_others_go_on():
+    jobs = decode_jobs(2, points=("all",))
+    sim = Sim(jobs)
+    try:
+        sim.step({"job0": 2, "job1": 2})
+        sim.tracker.fail(["job0"], "because " + "x" * 1000)
+        sim.step({"job0": 1, "job1": 1})
+        sim.tracker.close("job1")
+        sim.tracker.close("job0")
+        sim.read()
+        closed = {sim.opened[s].request_id: c for s, c in sim.closed.items()}
+        assert (closed["job0"].reason, closed["job0"].emitted) == ("capture_error", 2)
+        assert closed["job0"].detail.startswith("because")
+        assert len(closed["job0"].detail) <= 500
+        assert (closed["job1"].reason, closed["job1"].emitted) == ("finished", 3)
+        assert sim.ring.stats().capture_errors == 1
+    finally:
+        sim.close()
+
+
+def test_the_same_request_is_not_captured_twice_at_once():
+    jobs = decode_jobs(1)
+    sim = Sim(jobs)
+    try:
+        sim.open(jobs[0])
+        order = Order(request_id="job0", attempt=1, points=("all",), partition=0)
+        with pytest.raises(CaptureError, match="same id"):
+            sim.tracker.open("other", order, index=0, prompt_len=2, cached_prefix=0)
+        sim.tracker.open("other", order, index=1, prompt_len=2, cached_prefix=0)
+        sim.tracker.close("job0")
+        sim.tracker.open("third", order, index=0, prompt_len=2, cached_prefix=0)
+    finally:
+        sim.close()
+
+
+def test_a_blocking_point_waits_for_its_reader_and_loses_nothing():
+    blocking = (point("all", overflow="block"),)
+    jobs = decode_jobs(4, total=300, points=("all",))
+    sim = Sim(jobs, ring_bytes=4096, points=blocking, block_timeout_s=30)
+    stop = threading.Event()
+
+    def read():
+        while not stop.wait(0.001):
+            sim.read()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        sim.step({j.name: 2 for j in jobs})
+        for _ in range(290):
+            sim.step({j.name: 1 for j in jobs})
+        for job in jobs:
+            sim.tracker.close(job.name)
+    finally:
+        stop.set()
+        thread.join(30)
+    try:
+        sim.read()
+        sim.check(lossless=True)
+        assert sim.ring.stats().full_events > 0
+    finally:
+        sim.close()
+
+
+def test_a_blocking_point_without_a_reader_gives_up_once_and_declares_its_loss():
+    blocking = (point("all", overflow="block"),)
+    jobs = decode_jobs(4, total=300, points=("all",))
+    sim = Sim(jobs, ring_bytes=4096, points=blocking, block_timeout_s=0.05)
+    waited = []
+    original = sim.tracker._wait
+    sim.tracker._wait = lambda size: waited.append(sim.tracker._gave_up) or original(size)
+    try:
+        sim.step({j.name: 2 for j in jobs})
+        for _ in range(100):
+            sim.step({j.name: 1 for j in jobs})
+        assert waited.count(False) == 1
+        sim.read()
+        sim.step({j.name: 1 for j in jobs})
+        for job in jobs:
+            sim.tracker.close(job.name)
+        sim.read()
+        sim.check(lossless=False)
+        assert sim.ring.stats().dropped_rows == sum(c.dropped for c in sim.closed.values()) > 0
+    finally:
+        sim.close()
+
+
+def test_a_row_that_never_fits_is_refused_at_start():
+    spec = ExtractionPoint(name="wide", layers=(0,), tensor_type="mlp_out", position="*", execution_mode="async")
+    wide = CapturePoint.of(spec, layers=1, width=4096, model_dtype="float32")
+    writer = Ring.create(4096).writer()
+    with pytest.raises(CaptureError, match="does not fit the ring"):
+        Tracker((wide,), {}, writer)

@@ -1,0 +1,264 @@
+"""A plan: which rows of a step's batch go to which streams, prepared so that a steady step costs almost nothing.
+
+Pure: requests, positions and counts in, arrays out. `tracker` decides when a plan still holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from undercurrent.capture.frames import step_head
+from undercurrent.capture.points import CapturePoint
+
+IntArray = npt.NDArray[np.integer]
+
+LOOKAHEAD = 64
+"""Steps that a selector is asked about beforehand: a steady plan is rebuilt at least that often."""
+
+
+@dataclass(slots=True)
+class Stream:
+    """One request at one point, and what became of its rows so far.
+
+    Args:
+        number: of the stream in its ring.
+        point: where it captures.
+        emitted: rows in step frames.
+        dropped: rows declared lost.
+        last_pos: last position in a step frame, -1 for none.
+    """
+
+    number: int
+    point: CapturePoint
+    emitted: int = 0
+    dropped: int = 0
+    last_pos: int = -1
+
+
+@dataclass(slots=True)
+class Request:
+    """One engine request with an order.
+
+    Args:
+        engine_id: the engine's id of it.
+        prompt_len: tokens of its prompt.
+        streams: one per point that it wants.
+        done: positions below this were considered; a preempted request that computes them again emits nothing.
+        key: (request_id, attempt, index).
+    """
+
+    engine_id: str
+    prompt_len: int
+    streams: tuple[Stream, ...]
+    done: int
+    key: tuple[str, int, int]
+
+
+@dataclass(slots=True)
+class Lane:
+    """One step frame of a plan: rows of one point.
+
+    Args:
+        number: no other lane, of this plan or another, has it.
+        point: whose rows.
+        last: last position of each segment in the plan's first step.
+        streams: in row order, one per segment.
+        counts: rows of each.
+        rows: row of each position in the batch [n].
+        slots: batch slot of each row's request [n].
+        head: the frame's prepared start.
+        positions: view on it, int32 [n].
+        tokens: view on it, int32 [n].
+        first: first row where `rows` are contiguous, else -1.
+        sent: steps whose frame was committed.
+        last_sent: number of the plan's step (from 0) that was sent last.
+    """
+
+    number: int
+    point: CapturePoint
+    streams: tuple[Stream, ...]
+    counts: tuple[int, ...]
+    last: tuple[int, ...]
+    rows: npt.NDArray[np.int64]
+    slots: npt.NDArray[np.int64]
+    head: bytearray
+    positions: npt.NDArray[np.int32]
+    tokens: npt.NDArray[np.int32]
+    first: int
+    sent: int = 0
+    last_sent: int = 0
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of its rows."""
+        return len(self.rows) * self.point.row_bytes
+
+
+@dataclass(slots=True)
+class Plan:
+    """What every step does until something changes.
+
+    Args:
+        engine_ids: the batch, in slot order.
+        starts: `query_start` of the batch, raw.
+        expected: positions computed before the next step, per slot int32; grows with each step.
+        lanes: the frames of a step.
+        requests: requests with an order in this batch, and their tokens per step.
+        base: positions at the plan's first step, for each of `requests`.
+        valid_for: steps that the selectors' answers hold.
+        steps: steps done.
+    """
+
+    engine_ids: list[str]
+    starts: bytes
+    expected: npt.NDArray[np.int32]
+    lanes: tuple[Lane, ...]
+    requests: tuple[tuple[Request, int], ...]
+    base: tuple[int, ...]
+    valid_for: int
+    steps: int = 0
+
+    def settle(self) -> None:
+        """Add what its steps did to the counts of requests and streams; a settled plan is not used again."""
+        for (request, count), base in zip(self.requests, self.base, strict=True):
+            request.done = max(request.done, base + self.steps * count)
+        for lane in self.lanes:
+            if lane.sent:
+                for stream, count, last in zip(lane.streams, lane.counts, lane.last, strict=True):
+                    stream.emitted += count * lane.sent
+                    stream.last_pos = max(stream.last_pos, last + lane.last_sent)
+
+    def same_rows(self, other: Plan) -> bool:
+        """Whether both send the same rows of the same streams."""
+
+        def table(plan: Plan) -> list[tuple[object, ...]]:
+            return [
+                (x.point.name, tuple(s.number for s in x.streams), x.counts, x.rows.tobytes(), x.slots.tobytes())
+                for x in plan.lanes
+            ]
+
+        return table(self) == table(other)
+
+
+class _Gather:
+    """Collects the rows of one point."""
+
+    def __init__(self, point: CapturePoint) -> None:
+        self.point = point
+        self.streams: list[Stream] = []
+        self.positions: list[npt.NDArray[np.int64]] = []
+        self.rows: list[npt.NDArray[np.int64]] = []
+        self.slots: list[int] = []
+
+    def lanes(self, number: int, max_rows: int) -> list[Lane]:
+        """Return frames of at most `max_rows` rows each; a stream's rows may be split over two of them."""
+        if not self.streams:
+            return []
+        counts = np.array([len(part) for part in self.positions])
+        positions, rows = np.concatenate(self.positions), np.concatenate(self.rows)
+        owners = np.repeat(np.arange(len(counts)), counts)
+        out: list[Lane] = []
+        for first in range(0, len(rows), max_rows):
+            part = slice(first, first + max_rows)
+            out.append(self._lane(number + len(out), positions[part], rows[part], owners[part]))
+        return out
+
+    def _lane(
+        self, number: int, positions: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], owners: npt.NDArray[np.int64]
+    ) -> Lane:
+        present, part_counts = np.unique(owners, return_counts=True)
+        streams = tuple(self.streams[i] for i in present)
+        counts = tuple(int(c) for c in part_counts)
+        numbers = [stream.number for stream in streams]
+        head, positions_at, tokens_at = step_head(number, numbers, list(counts), self.point.row_bytes)
+        count = len(rows)
+        lane = Lane(
+            number=number,
+            last=tuple(int(positions[i - 1]) for i in np.cumsum(part_counts)),
+            point=self.point,
+            streams=streams,
+            counts=counts,
+            rows=rows,
+            slots=np.array(self.slots, dtype=np.int64)[owners],
+            head=head,
+            positions=np.frombuffer(head, np.int32, count, positions_at),
+            tokens=np.frombuffer(head, np.int32, count, tokens_at),
+            first=int(rows[0]) if int(rows[-1] - rows[0]) == count - 1 else -1,
+        )
+        lane.positions[:] = positions
+        return lane
+
+
+def build_plan(
+    number: int,
+    engine_ids: Sequence[str],
+    computed: IntArray,
+    starts: IntArray,
+    requests: Mapping[str, Request],
+    points: Sequence[CapturePoint],
+    max_rows: Mapping[str, int],
+) -> Plan:
+    """Return the plan of one step, and of those after it as long as it holds.
+
+    Args:
+        number: of its first lane; the others follow.
+        engine_ids: the batch, in slot order.
+        computed: positions computed before this step, per slot [n].
+        starts: first row of each slot, and the row after the last [n + 1].
+        requests: those with an order, by engine id.
+        points: all configured points.
+        max_rows: per point, rows that one frame may have.
+    """
+    gathers = {point.name: _Gather(point) for point in points}
+    present: list[tuple[Request, int]] = []
+    base: list[int] = []
+    steady = int(starts[-1] - starts[0]) == len(engine_ids)
+    valid_for = LOOKAHEAD if steady else 1
+    for slot, engine_id in enumerate(engine_ids):
+        request = requests.get(engine_id)
+        if request is None:
+            continue
+        start, row = int(computed[slot]), int(starts[slot])
+        count = int(starts[slot + 1]) - row
+        present.append((request, count))
+        base.append(start)
+        low = max(start, request.done)
+        if low > start:
+            valid_for = 1
+        for stream in request.streams:
+            wanted = stream.point.select(low, start + count, request.prompt_len)
+            if steady and valid_for > 1:
+                valid_for = min(valid_for, _holds_for(stream.point, start, request.prompt_len))
+            if wanted:
+                positions = np.arange(wanted.start, wanted.stop, wanted.step, dtype=np.int64)
+                gather = gathers[stream.point.name]
+                gather.streams.append(stream)
+                gather.positions.append(positions)
+                gather.rows.append(positions - (start - row))
+                gather.slots.append(slot)
+    lanes: list[Lane] = []
+    for gather in gathers.values():
+        lanes += gather.lanes(number + len(lanes), max_rows[gather.point.name])
+    return Plan(
+        engine_ids=list(engine_ids),
+        starts=starts.tobytes(),
+        expected=np.array(computed, dtype=np.int32),
+        lanes=tuple(lanes),
+        requests=tuple(present),
+        base=tuple(base),
+        valid_for=valid_for,
+    )
+
+
+def _holds_for(point: CapturePoint, start: int, prompt_len: int) -> int:
+    """Return for how many steps of one token, from position `start` on, the point's answer stays the same."""
+    wanted = point.select(start, start + LOOKAHEAD, prompt_len)
+    if not wanted:
+        return LOOKAHEAD
+    if wanted[0] != start:
+        return wanted[0] - start
+    return len(wanted) if wanted.step == 1 else 1

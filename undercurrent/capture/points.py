@@ -1,0 +1,240 @@
+"""What the capture side needs to know of a point, and of one request's order: both checked, neither trusted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from undercurrent.errors import CaptureError
+from undercurrent.spec import ExecutionMode, ExtractionPoint, Overflow, TensorType, UntilKind
+
+ELEMENT_BYTES: Mapping[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
+MAX_ORDER_BYTES = 16_384
+_MAX_ID_BYTES = 1_024
+_MAX_POINTS = 64
+_INT31 = (1 << 31) - 1
+_INT63 = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TapGroup:
+    """Layers of one tensor type that stand side by side in one buffer; points that ask for the same share it.
+
+    Args:
+        tensor_type: which tensor of a layer.
+        layers: in the order of the buffer.
+        dtype: NumPy name of an element in the buffer.
+    """
+
+    tensor_type: str
+    layers: tuple[int, ...]
+    dtype: str
+
+    def row_bytes(self, width: int) -> int:
+        """Return the bytes of one token's row [layers, width]."""
+        return len(self.layers) * width * ELEMENT_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturePoint:
+    """An extraction point on a given model.
+
+    Args:
+        name: of the point.
+        group: what it reads.
+        width: elements of one (token, layer).
+        select: (start, stop, prompt_len) -> wanted absolute positions in [start, stop), ascending.
+        blocks: whether a full ring is waited for (`overflow: block`) before rows are dropped.
+        token_ids: whether records carry token ids.
+        point_hash: SHA-256 of the point as understood here, hex.
+    """
+
+    name: str
+    group: TapGroup
+    width: int
+    select: Callable[[int, int, int], range]
+    blocks: bool = False
+    token_ids: bool = True
+    point_hash: str = ""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self.group.row_bytes(self.width)
+
+    @classmethod
+    def of(cls, point: ExtractionPoint, *, layers: int, width: int, model_dtype: str) -> CapturePoint:
+        """Return a spec's point as it is captured on a model.
+
+        Args:
+            point: from the spec.
+            layers: decoder layers of the model.
+            width: hidden size of the model.
+            model_dtype: NumPy name of the model's element type.
+
+        Raises:
+            CaptureError: it asks for what cannot be captured, by name.
+        """
+        _refuse(point, layers)
+        dtype = model_dtype if point.dtype.value == "model" else point.dtype.value
+        if dtype not in ELEMENT_BYTES:
+            raise CaptureError(f"point {point.name!r}: elements of type {dtype} are not supported")
+        return cls(
+            name=point.name,
+            group=TapGroup(tensor_type=point.tensor_type.value, layers=point.layers, dtype=dtype),
+            width=width,
+            select=point.positions,
+            blocks=point.overflow is Overflow.BLOCK,
+            token_ids=point.token_ids,
+            point_hash=point.point_hash(),
+        )
+
+
+def _refuse(point: ExtractionPoint, layers: int) -> None:
+    reasons = {
+        "tensor_type kv is not captured from a paged cache yet": point.tensor_type is TensorType.KV,
+        "execution_mode inline belongs to the embedded adapter": point.execution_mode is ExecutionMode.INLINE,
+        "overflow drop_oldest cannot act in a ring whose reader owns its tail": point.overflow is Overflow.DROP_OLDEST,
+        "until stop_token is not supported in a pipeline yet": point.until.kind is UntilKind.STOP_TOKEN,
+        "reduce is not supported yet": point.reduce is not None,
+        "its position is known only when the request has ended": point.needs_final_length,
+        f"final_norm has one layer, {layers} on this model": (
+            point.tensor_type is TensorType.FINAL_NORM and point.layers != (layers,)
+        ),
+        f"the model has layers 0 to {layers - 1}": (
+            point.tensor_type is not TensorType.FINAL_NORM and max(point.layers) >= layers
+        ),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise CaptureError(f"point {point.name!r}: {reason}")
+
+
+def tap_groups(points: Sequence[CapturePoint]) -> tuple[TapGroup, ...]:
+    """Return the distinct tap groups of some points, in a canonical order."""
+    return tuple(sorted({p.group for p in points}, key=lambda g: (g.tensor_type, g.layers, g.dtype)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What one request wants captured, as it travelled inside the engine request.
+
+    Args:
+        request_id: the producer's id.
+        attempt: number of this run.
+        points: names of configured points.
+        partition: Kafka partition of its streams.
+        tenant: on whose behalf.
+        index: child of a request with n > 1.
+        n: children of the request.
+        engine_id: id that the engine was given for all of its children; empty where nobody said.
+    """
+
+    request_id: str
+    attempt: int
+    points: tuple[str, ...]
+    partition: int
+    tenant: str | None = None
+    index: int = 0
+    n: int = 1
+    engine_id: str = ""
+
+    def to_json(self) -> str:
+        """Return the order as `parse_order` reads it."""
+        values = {
+            "request_id": self.request_id,
+            "attempt": self.attempt,
+            "points": list(self.points),
+            "partition": self.partition,
+            "tenant": self.tenant,
+            "index": self.index,
+            "n": self.n,
+            "engine_id": self.engine_id,
+        }
+        return json.dumps(values, separators=(",", ":"))
+
+
+def parse_order(raw: object, known: Collection[str]) -> Order:
+    """Return an order from a request's untrusted extra arguments.
+
+    Args:
+        raw: a JSON object as text.
+        known: names of the configured points.
+
+    Raises:
+        CaptureError: it is not a valid order; the text says which field, never its value.
+    """
+    if not isinstance(raw, str) or len(raw) > MAX_ORDER_BYTES:
+        raise CaptureError(f"a capture order is a JSON text of at most {MAX_ORDER_BYTES} characters")
+    try:
+        values = json.loads(raw)
+    # A deep nesting ends in RecursionError; it must end this order alone.
+    except (ValueError, RecursionError) as exc:
+        raise CaptureError("a capture order is not JSON") from exc
+    if not isinstance(values, dict):
+        raise CaptureError("a capture order is a JSON object")
+    unknown = set(values) - {"request_id", "attempt", "points", "partition", "tenant", "index", "n", "engine_id"}
+    if unknown:
+        raise CaptureError(f"a capture order has {len(unknown)} unknown fields")
+    order = Order(
+        request_id=_text(values, "request_id", required=True) or "",
+        attempt=_number(values, "attempt", None, _INT63),
+        points=_points(values.get("points"), known),
+        partition=_number(values, "partition", None, _INT31),
+        tenant=_text(values, "tenant"),
+        index=_number(values, "index", 0, _INT31),
+        n=_number(values, "n", 1, _INT31),
+        engine_id=_text(values, "engine_id") or "",
+    )
+    if order.n < 1:
+        raise CaptureError("a capture order's n is at least 1")
+    return order
+
+
+def _text(values: Mapping[str, Any], key: str, *, required: bool = False) -> str | None:
+    value = values.get(key)
+    if value is None and not required:
+        return None
+    if not isinstance(value, str) or (required and not value) or "\x00" in value:
+        raise CaptureError(f"a capture order's {key} is not a text")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError as exc:
+        raise CaptureError(f"a capture order's {key} is not valid text") from exc
+    if size > _MAX_ID_BYTES:
+        raise CaptureError(f"a capture order's {key} is longer than {_MAX_ID_BYTES} bytes")
+    return value
+
+
+def _number(values: Mapping[str, Any], key: str, default: int | None, most: int) -> int:
+    value = values.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        raise CaptureError(f"a capture order's {key} is not a whole number from 0 to {most}")
+    return value
+
+
+def _points(value: object, known: Collection[str]) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) > _MAX_POINTS or not all(isinstance(name, str) for name in value):
+        raise CaptureError(f"a capture order's points are a list of at most {_MAX_POINTS} names")
+    if len(set(value)) != len(value) or not set(value) <= set(known):
+        raise CaptureError("a capture order names a point twice, or one that is not configured")
+    return tuple(value)
+
+
+def child_index(order: Order, engine_id: str) -> int:
+    """Return which child of its request an engine request is.
+
+    A child's id is `<index>_<id>` with whatever suffix the engine adds. A sender's own id may look the same, so it is
+    read that way only where the order itself says that there are children, and with which id they were asked for.
+
+    Args:
+        order: the request's order, equal for all children.
+        engine_id: the engine's id of this child.
+    """
+    head, separator, rest = engine_id.partition("_")
+    is_child = order.n > 1 and order.engine_id and separator and rest.startswith(order.engine_id)
+    if is_child and head.isascii() and head.isdigit() and int(head) < order.n:
+        return int(head)
+    return order.index

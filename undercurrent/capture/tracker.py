@@ -1,0 +1,356 @@
+"""Turns the steps of an engine into frames: which row is which position of which stream, each position exactly once.
+
+An engine calls, from one thread:
+
+    tracker.open(...)       when a request with an order is scheduled for the first time
+    tracker.step(batch)     after the forward pass of every step that computed rows
+    tracker.close(...)      when a request has ended
+
+In a steady decode (same requests, one token each) a step compares two small byte strings, copies positions and token
+ids into a prepared head, and copies rows: no per-request Python. Everything else, such as a prefill chunk, a request
+that comes, goes or was preempted, or a selector that changes its mind, builds a new plan. With `check_plans` every
+step builds one and compares it with the one it would have used; the test-suite runs that way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from undercurrent.capture.frames import STEP_HEAD, STEP_STAMP, Close, Drop, Fault, FrameKind, Loss, Open, encode
+from undercurrent.capture.plan import IntArray, Lane, Plan, Request, Stream, build_plan
+from undercurrent.capture.points import CapturePoint, Order, TapGroup, tap_groups
+from undercurrent.capture.sides import RingWriter
+from undercurrent.errors import CaptureError
+
+_HEAD_ROWS_BYTES = 32
+_WAIT_S = 0.0005
+_LOSSES_PER_FRAME = 32
+_MAX_DETAIL = 500
+
+
+@dataclass(slots=True)
+class Batch:
+    """The batch of one step. The arrays may be longer than needed, and live views: they are read during `step` alone.
+
+    Args:
+        step: number of the step, growing.
+        engine_ids: the requests, in slot order [n].
+        computed: positions computed before this step, int32 [>= n].
+        starts: first row of each slot, and the row after the last, int32 [>= n + 1].
+        token_ids: input token id of each row, int32.
+    """
+
+    step: int
+    engine_ids: list[str]
+    computed: IntArray
+    starts: IntArray
+    token_ids: IntArray
+
+
+class Tracker:
+    """See the module.
+
+    Args:
+        points: what is configured.
+        buffers: per tap group, the rows of the current step as bytes, uint8 [max rows, row_bytes].
+        writer: where frames go.
+        block_timeout_s: how long a point with `overflow: block` waits for the reader, per frame.
+        check_plans: build and compare a plan in every step.
+        clock_us: now, microseconds since the Unix epoch.
+
+    Raises:
+        CaptureError: the ring cannot hold one row of some point.
+    """
+
+    def __init__(
+        self,
+        points: Sequence[CapturePoint],
+        buffers: dict[TapGroup, npt.NDArray[np.uint8]],
+        writer: RingWriter,
+        *,
+        block_timeout_s: float = 1.0,
+        check_plans: bool = False,
+        clock_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+    ) -> None:
+        self._points = {point.name: point for point in points}
+        self._buffers = buffers
+        self._views = {group: array.reshape(-1).data for group, array in buffers.items()}
+        self._writer = writer
+        self._ring = writer.data
+        self._ring_bytes = np.frombuffer(writer.data, np.uint8)
+        self._block_timeout_s = block_timeout_s
+        self._check_plans = check_plans
+        self._clock_us = clock_us
+        self._requests: dict[str, Request] = {}
+        self._keys: set[tuple[str, int, int]] = set()
+        self._plan: Plan | None = None
+        self._lanes = 0
+        self._gave_up = False
+        self._streams = 0
+        self._uncommitted: list[Lane] = []
+        self._losses: dict[str, dict[int, Loss]] = {}
+        self._max_rows = {point.name: self._rows_per_frame(point) for point in points}
+
+    def _rows_per_frame(self, point: CapturePoint) -> int:
+        # A row costs its data, a position, a token id, and at worst a segment of its own.
+        rows = (self._writer.max_payload - STEP_HEAD.size - 64) // (point.row_bytes + _HEAD_ROWS_BYTES)
+        if rows < 1:
+            raise CaptureError(f"point {point.name!r}: a row of {point.row_bytes} bytes does not fit the ring")
+        return rows
+
+    @property
+    def live(self) -> bool:
+        """Whether any request is being captured."""
+        return bool(self._requests)
+
+    @property
+    def groups(self) -> tuple[TapGroup, ...]:
+        """The tap groups that the points read."""
+        return tap_groups(tuple(self._points.values()))
+
+    def open(
+        self, engine_id: str, order: Order, *, index: int, prompt_len: int, cached_prefix: int, lora: str = ""
+    ) -> None:
+        """Open the streams of a request.
+
+        Args:
+            engine_id: the engine's id of it.
+            order: what it wants.
+            index: child of its request.
+            prompt_len: tokens of its prompt.
+            cached_prefix: positions that will not be computed.
+            lora: LoRA adapter, empty for none.
+
+        Raises:
+            CaptureError: this request is being captured already.
+        """
+        key = (order.request_id, order.attempt, index)
+        if key in self._keys or engine_id in self._requests:
+            raise CaptureError("a request with the same id, attempt and index is being captured")
+        streams = []
+        for name in order.points:
+            point = self._points[name]
+            self._streams += 1
+            streams.append(Stream(self._streams, point))
+            opened = Open(
+                stream=self._streams,
+                request_id=order.request_id,
+                attempt=order.attempt,
+                index=index,
+                point=name,
+                partition=order.partition,
+                prompt_len=prompt_len,
+                cached_prefix=cached_prefix,
+                tensor_type=point.group.tensor_type,
+                layers=point.group.layers,
+                width=point.width,
+                dtype=point.group.dtype,
+                token_ids=point.token_ids,
+                point_hash=point.point_hash,
+                tenant=order.tenant,
+                lora=lora,
+                opened_at_us=self._clock_us(),
+            )
+            self._writer.put_control(*encode(opened))
+        if streams:
+            self._retire()
+            self._keys.add(key)
+            self._requests[engine_id] = Request(engine_id, prompt_len, tuple(streams), cached_prefix, key)
+
+    def close(self, engine_id: str, reason: str = "finished", detail: str = "") -> None:
+        """End the streams of a request; an id without streams is nothing.
+
+        Args:
+            engine_id: the engine's id of it.
+            reason: `finished` or `capture_error`.
+            detail: in words, for a capture error.
+        """
+        request = self._requests.get(engine_id)
+        if request is None:
+            return
+        self._retire()
+        self._declare_losses(wait=True)
+        for stream in request.streams:
+            closed = Close(
+                stream=stream.number,
+                reason=reason,
+                detail=detail[:_MAX_DETAIL],
+                last_pos=stream.last_pos,
+                emitted=stream.emitted,
+                dropped=stream.dropped,
+                closed_at_us=self._clock_us(),
+            )
+            self._writer.put_control(*encode(closed))
+        del self._requests[engine_id]
+        self._keys.discard(request.key)
+
+    def fail(self, engine_ids: Collection[str], detail: str) -> None:
+        """End the streams of some requests because capturing them went wrong; the engine goes on.
+
+        Args:
+            engine_ids: the requests.
+            detail: what went wrong; never a token or a tensor.
+        """
+        self._writer.rollback()
+        self._uncommitted.clear()
+        self._writer.count_error()
+        for engine_id in engine_ids:
+            self.close(engine_id, "capture_error", detail)
+
+    def fault(self, kind: str, detail: str, engine_id: str = "") -> None:
+        """Report an error that has no stream.
+
+        Args:
+            kind: `bad_order` or `capture_error`.
+            detail: what went wrong; never a token or a tensor.
+            engine_id: the engine's id of the request.
+        """
+        self._writer.count_error()
+        fault = Fault(kind=kind, detail=detail[:_MAX_DETAIL], engine_id=engine_id, at_us=self._clock_us())
+        self._writer.put_control(*encode(fault))
+
+    def step(self, batch: Batch, stale: Collection[TapGroup] = ()) -> None:
+        """Write the rows of one step.
+
+        Args:
+            batch: its requests and rows.
+            stale: tap groups whose buffers are not of this step: their rows are declared lost.
+        """
+        now_us = self._clock_us()
+        self._writer.beat(batch.step, now_us)
+        if not self._requests:
+            self._writer.commit()
+            return
+        count = len(batch.engine_ids)
+        plan = self._current(batch.engine_ids, batch.computed[:count], batch.starts[: count + 1])
+        # What was lost must be declared before anything else of its stream is written.
+        full = bool(self._losses) and not self._declare_losses(wait=False)
+        lost: set[str] = set()
+        for lane in plan.lanes:
+            name = lane.point.name
+            if plan.steps:
+                # A steady plan has one row per slot: its position is what the slot had computed before.
+                np.take(batch.computed, lane.slots, out=lane.positions, mode="clip")
+            if lane.point.group in stale:
+                self._lose(lane, "stale_tap")
+            elif full or name in lost or not self._emit(lane, batch, now_us):
+                self._lose(lane, "ring_full")
+                lost.add(name)
+        self._commit()
+        plan.steps += 1
+        plan.expected += 1
+
+    def _current(self, engine_ids: list[str], computed: IntArray, starts: IntArray) -> Plan:
+        plan = self._plan
+        if (
+            plan is not None
+            and plan.steps < plan.valid_for
+            and plan.expected.tobytes() == computed.tobytes()
+            and plan.starts == starts.tobytes()
+            and plan.engine_ids == engine_ids
+        ):
+            if self._check_plans and not plan.same_rows(self._build(engine_ids, computed, starts)):
+                raise CaptureError("the plan in use differs from the one this step needs")
+            return plan
+        self._retire()
+        self._plan = self._build(engine_ids, computed, starts)
+        self._lanes += len(self._plan.lanes)
+        return self._plan
+
+    def _build(self, engine_ids: list[str], computed: IntArray, starts: IntArray) -> Plan:
+        points = tuple(self._points.values())
+        return build_plan(self._lanes, engine_ids, computed, starts, self._requests, points, self._max_rows)
+
+    def _retire(self) -> None:
+        if self._plan is not None:
+            self._plan.settle()
+            self._plan = None
+
+    def _emit(self, lane: Lane, batch: Batch, now_us: int) -> bool:
+        """Write a lane's frame; return whether there was room."""
+        head, row_bytes = lane.head, lane.point.row_bytes
+        head_bytes, data_bytes = len(head), len(lane.rows) * row_bytes
+        at = self._writer.reserve(FrameKind.STEP, head_bytes + data_bytes)
+        if at < 0 and lane.point.blocks:
+            at = self._wait(head_bytes + data_bytes)
+        if at < 0:
+            return False
+        STEP_STAMP.pack_into(head, 0, batch.step, now_us)
+        # mode="clip": with "raise" NumPy gathers into a buffer of its own first.
+        np.take(batch.token_ids, lane.rows, out=lane.tokens, mode="clip")
+        data_at = at + head_bytes
+        self._ring[at:data_at] = head
+        if lane.first >= 0:
+            first = lane.first * row_bytes
+            self._ring[data_at : data_at + data_bytes] = self._views[lane.point.group][first : first + data_bytes]
+        else:
+            target = self._ring_bytes[data_at : data_at + data_bytes].reshape(-1, row_bytes)
+            np.take(self._buffers[lane.point.group], lane.rows, axis=0, out=target, mode="clip")
+        self._uncommitted.append(lane)
+        return True
+
+    def _wait(self, size: int) -> int:
+        """Wait for the reader, as the point's policy says; return the offset of the frame's payload or -1."""
+        self._commit()
+        if self._gave_up:
+            return -1
+        deadline = time.monotonic() + self._block_timeout_s
+        while time.monotonic() < deadline:
+            time.sleep(_WAIT_S)
+            at = self._writer.reserve(FrameKind.STEP, size)
+            if at >= 0:
+                return at
+        # A reader that did not come back in time is not waited for again until it has: the engine must go on.
+        self._gave_up = True
+        return -1
+
+    def _commit(self) -> None:
+        self._writer.commit()
+        if self._uncommitted:
+            self._gave_up = False
+            steps = self._plan.steps if self._plan else 0
+            for lane in self._uncommitted:
+                lane.sent += 1
+                lane.last_sent = steps
+            self._uncommitted.clear()
+
+    def _lose(self, lane: Lane, reason: str) -> None:
+        losses = self._losses.setdefault(reason, {})
+        first = 0
+        for stream, count in zip(lane.streams, lane.counts, strict=True):
+            low, high = int(lane.positions[first]), int(lane.positions[first + count - 1])
+            first += count
+            stream.dropped += count
+            before = losses.get(stream.number)
+            losses[stream.number] = Loss(
+                stream=stream.number,
+                messages=1 + (before.messages if before else 0),
+                rows=count + (before.rows if before else 0),
+                first_pos=before.first_pos if before else low,
+                last_pos=high,
+            )
+        self._writer.count_dropped(len(lane.rows))
+
+    def _declare_losses(self, *, wait: bool) -> bool:
+        """Write drop frames; where there is no room they wait in memory, or stay undeclared and grow for now."""
+        for reason, losses in list(self._losses.items()):
+            for streams in _chunks(list(losses)):
+                part = tuple(losses[stream] for stream in streams)
+                kind, payload = encode(Drop(reason=reason, losses=part, dropped_at_us=self._clock_us()))
+                if wait:
+                    self._writer.put_control(kind, payload)
+                elif not self._writer.offer_control(kind, payload):
+                    return False
+                for stream in streams:
+                    del losses[stream]
+            del self._losses[reason]
+        return True
+
+
+def _chunks(streams: list[int]) -> list[list[int]]:
+    return [streams[i : i + _LOSSES_PER_FRAME] for i in range(0, len(streams), _LOSSES_PER_FRAME)]
