@@ -1,1 +1,17 @@
-"""."""
+"""Submits prompts and follows their generations.
+
+from producer import ProducerSettings, PromptProducer
+
+with PromptProducer(ProducerSettings(kafka={"bootstrap_servers": "localhost:9092"})) as producer:
+    request_id = producer.submit("Tell me about Velmora.", sampling=Sampling(max_tokens=64))
+    for event in producer.follow([request_id]):
+        print(event.text, end="")
+"""
+
+from __future__ import annotations
+
+from producer.client import PromptProducer
+from producer.follow import Follower
+from producer.settings import ProducerSettings
+
+__all__ = ["Follower", "ProducerSettings", "PromptProducer"]

@@ -1,0 +1,250 @@
+"""The producer as a library: prompts out, their generations back."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from producer.connection import Connection, KafkaConnection, Reader
+from producer.follow import Follower
+from producer.prompts import Prompt, check
+from producer.settings import ProducerSettings
+from undercurrent.codec.avro import Codec
+from undercurrent.errors import ConfigError, ProbingError, TopicError, UnreachableError
+from undercurrent.kafka.events import PartitionEvent, PartitionProblem
+from undercurrent.kafka.publisher import Delivery, DeliveryError
+from undercurrent.kafka.records import Partition
+from undercurrent.protocol.messages import GenerationEvent, PromptRequest
+from undercurrent.topics import TopicPlan, partition_of
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.1
+FETCH_RECORDS = 500
+
+
+class SubmitError(ProbingError):
+    """A prompt did not reach the topic.
+
+    Args:
+        request_id: its id.
+        reason: what the client or the broker said.
+    """
+
+    def __init__(self, request_id: str, reason: str) -> None:
+        self.request_id = request_id
+        super().__init__(f"prompt {request_id}: {reason}")
+
+
+class PromptProducer:
+    """Sends prompts and follows what becomes of them. One thread uses it.
+
+    Args:
+        settings: configuration.
+        connection: the clients; those of `settings.kafka` when not given.
+        codec: encodes and decodes messages.
+        now_us: microseconds since the Unix epoch.
+
+    Raises:
+        TopicError: the prompts topic is missing, or has not the configured number of partitions.
+        UnreachableError: no broker answers.
+    """
+
+    def __init__(
+        self,
+        settings: ProducerSettings,
+        *,
+        connection: Connection | None = None,
+        codec: Codec | None = None,
+        now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+    ) -> None:
+        self._settings = settings
+        self._connection = connection or KafkaConnection(settings)
+        self._codec = codec or Codec()
+        self._now_us = now_us
+        self._topics = TopicPlan(prefix=settings.prefix)
+        self._partitions = self._count_partitions()
+        # An answer is always written after its prompt: whoever reads from here misses nothing of what is sent below.
+        self._starts = self._connection.lookup.end([(self._topics.generations, n) for n in range(self._partitions)])
+        self._pending: set[str] = set()
+        self._failed: dict[str, str] = {}
+        self._offsets: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def pending(self) -> int:
+        """Prompts that are neither acknowledged nor failed."""
+        return len(self._pending)
+
+    @property
+    def failed(self) -> Mapping[str, str]:
+        """Why prompts did not reach the topic, by request id."""
+        return self._failed
+
+    def submit(self, prompt: str | Prompt | PromptRequest, **fields: Any) -> str:  # noqa: ANN401 - fields of Prompt
+        """Send one prompt and return its request id; its acknowledgement is awaited by `flush` and `follow`.
+
+        Args:
+            prompt: the text, or a whole prompt or message.
+            fields: beside a text, fields of `Prompt`: `request_id`, `max_tokens`, `points`, `metadata`, ...
+
+        Raises:
+            ConfigError: a field is wrong.
+            EncodeError: a message of the caller's own making does not fit its schema.
+            SubmitError: the client took no more records for `send_timeout_s`, or refused this one.
+        """
+        request = self._request(prompt, fields)
+        value = self._codec.encode(request)
+        request_id = request.request_id
+        self._pending.add(request_id)
+        deadline = time.monotonic() + self._settings.send_timeout_s
+        while (error := self._produce(request_id, value)) is not None:
+            if not error.queue_full or time.monotonic() >= deadline:
+                self._pending.discard(request_id)
+                raise SubmitError(request_id, error.reason)
+            self._connection.writer.poll(POLL_S)
+        self._connection.writer.poll(0.0)
+        return request_id
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until every prompt is acknowledged.
+
+        Args:
+            timeout_s: seconds; `send_timeout_s` by default.
+
+        Raises:
+            SubmitError: a prompt failed; `failed` names them all.
+            UnreachableError: some prompts are still not acknowledged.
+        """
+        wait_s = self._settings.send_timeout_s if timeout_s is None else timeout_s
+        self._settle({*self._pending, *self._failed}, wait_s)
+
+    def follow(
+        self, request_ids: Collection[str], *, timeout_s: float | None = None, from_start: bool | None = None
+    ) -> Iterator[GenerationEvent]:
+        """Yield the events that count of some requests, until each has a valid final for every child.
+
+        Args:
+            request_ids: the requests.
+            timeout_s: longest silence to bear, in seconds; None bears any.
+            from_start: read the log from its beginning; by default only for requests that were not sent here.
+
+        Raises:
+            SubmitError: a prompt of this producer did not reach the topic.
+            UnreachableError: nothing was heard for `timeout_s`.
+            TopicError: the log cannot be read.
+        """
+        follower = self.follower(request_ids)
+        heard = time.monotonic()
+        for events in self.batches(follower, from_start=from_start):
+            yield from events
+            if events:
+                heard = time.monotonic()
+            elif timeout_s is not None and time.monotonic() - heard > timeout_s:
+                waiting = (
+                    f", {len(follower.waiting)} of them not accepted by any engine worker" if follower.waiting else ""
+                )
+                raise UnreachableError(f"nothing heard of {len(follower.open)} requests for {timeout_s:g} s{waiting}")
+
+    def follower(self, request_ids: Collection[str]) -> Follower:
+        """Return what follows some requests, for use with `batches`; prompts sent here are acknowledged first.
+
+        Raises:
+            SubmitError: a prompt did not reach the topic.
+            UnreachableError: a prompt was not acknowledged.
+        """
+        self._settle(request_ids, self._settings.send_timeout_s)
+        return Follower(request_ids, self._codec, self._offsets)
+
+    def batches(self, follower: Follower, *, from_start: bool | None = None) -> Iterator[list[GenerationEvent]]:
+        """Yield the events of each poll, about every 0.1 s when there are none, until the follower's requests ended."""
+        ours = all(request_id in self._offsets for request_id in follower.open)
+        starts = self._log_starts(follower.open, from_start=not ours if from_start is None else from_start)
+        reader = self._connection.reader(starts)
+        try:
+            while follower.open:
+                records = reader.poll_batch(FETCH_RECORDS, POLL_S)
+                yield [event for record in records if (event := follower.feed(record)) is not None]
+                for number in follower.take_rewinds():
+                    self._rewind(reader, (self._topics.generations, number))
+                for problem in reader.take_events():
+                    self._mend(reader, problem)
+        finally:
+            reader.close()
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Wait for acknowledgements, then end the clients."""
+        self._connection.writer.close(self._settings.send_timeout_s if timeout_s is None else timeout_s)
+
+    def _settle(self, request_ids: Collection[str], wait_s: float) -> None:
+        deadline = time.monotonic() + wait_s
+        while not self._pending.isdisjoint(request_ids) and (left_s := deadline - time.monotonic()) > 0:
+            self._connection.writer.poll(min(POLL_S, left_s))
+        for request_id in request_ids:
+            if request_id in self._failed:
+                raise SubmitError(request_id, self._failed[request_id])
+        late = len(self._pending.intersection(request_ids))
+        if late:
+            raise UnreachableError(f"{late} prompts were not acknowledged in {wait_s:g} s")
+
+    def _request(self, prompt: str | Prompt | PromptRequest, fields: Mapping[str, Any]) -> PromptRequest:
+        if isinstance(prompt, PromptRequest):
+            return prompt
+        made = check({"prompt": prompt, **fields}) if isinstance(prompt, str) else prompt
+        if isinstance(made, str):
+            raise ConfigError(made)
+        return made.request(self._now_us())
+
+    def _produce(self, request_id: str, value: bytes) -> DeliveryError | None:
+        def delivered(delivery: Delivery) -> None:
+            self._pending.discard(request_id)
+            if delivery.error is not None:
+                self._failed[request_id] = delivery.error.reason
+            else:
+                self._offsets[request_id] = delivery.offset
+
+        return self._connection.writer.produce(
+            self._topics.prompts,
+            value,
+            key=request_id.encode(),
+            partition=partition_of(request_id, self._partitions),
+            on_delivery=delivered,
+        )
+
+    def _count_partitions(self) -> int:
+        wanted, lookup = self._settings.prompt_partitions, self._connection.lookup
+        found = len(lookup.partitions(self._topics.prompts))
+        if wanted is not None and found != wanted:
+            raise TopicError(f"{self._topics.prompts} has {found} partitions, the configuration says {wanted}")
+        answers = len(lookup.partitions(self._topics.generations))
+        if answers != found:
+            raise TopicError(
+                f"{self._topics.prompts} has {found} partitions and {self._topics.generations} {answers}; a request's "
+                "answers stand in the partition of its prompt's number, so they must be equal"
+            )
+        return found
+
+    def _log_starts(self, request_ids: Collection[str], *, from_start: bool) -> dict[tuple[str, int], int]:
+        numbers = {partition_of(request_id, self._partitions) for request_id in request_ids}
+        wanted = [Partition(self._topics.generations, number) for number in sorted(numbers)]
+        found = self._connection.lookup.beginning(wanted) if from_start else self._starts
+        return {partition: found[partition] for partition in wanted}
+
+    def _rewind(self, reader: Reader, partition: tuple[str, int]) -> None:
+        reader.add(partition, self._connection.lookup.beginning([partition])[Partition(*partition)])
+
+    def _mend(self, reader: Reader, problem: PartitionEvent) -> None:
+        if problem.problem is not PartitionProblem.OUT_OF_RANGE:
+            raise TopicError(f"{problem.partition} cannot be read: {problem.reason}")
+        logger.warning("%s: offset %d is gone, reading on from the log's start", problem.partition, problem.position)
+        self._rewind(reader, problem.partition)
