@@ -77,4 +77,5 @@ def probe_spec_to_dict(spec: ProbeSpec) -> dict[str, Any]:
 
 def to_yaml(spec: ProbeSpec) -> str:
     """Return a spec as YAML text: `parse_yaml(to_yaml(spec)) == spec`."""
-    return yaml.safe_dump(probe_spec_to_dict(spec), sort_keys=False, allow_unicode=True)
+    # ASCII only: PyYAML leaves U+0085 and its like bare otherwise, and reads them back as line breaks.
+    return yaml.safe_dump(probe_spec_to_dict(spec), sort_keys=False, allow_unicode=False)
