@@ -26,6 +26,8 @@
     │   ├── BadRequestError      this request, for a reason its sender can mend
     │   └── EngineDeadError      the engine as a whole
     └── ReplayError              a recorded range cannot be replayed
+
+Whoever catches `ProbingError` catches them all.
 """
 
 from __future__ import annotations

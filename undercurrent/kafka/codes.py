@@ -1,0 +1,48 @@
+"""Which of the client library's error codes mean what to us.
+
+Codes that begin with an underscore are librdkafka's own, as against the broker's; their names are public.
+"""
+# ruff: noqa: SLF001
+
+from __future__ import annotations
+
+from confluent_kafka import KafkaError
+
+END_OF_PARTITION = KafkaError._PARTITION_EOF
+
+OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._NO_OFFSET})
+NOT_ALLOWED = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED})
+MISSING = frozenset({KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART})
+
+NOT_YET_FETCHING = frozenset({KafkaError._STATE, KafkaError._PREV_IN_PROGRESS, KafkaError._UNKNOWN_PARTITION})
+"""A seek came before the assignment reached the fetcher."""
+
+RETRIABLE_COMMIT = frozenset(
+    {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._WAIT_COORD, KafkaError.REBALANCE_IN_PROGRESS}
+)
+
+FENCED = frozenset(
+    {
+        KafkaError._FENCED,
+        KafkaError.PRODUCER_FENCED,
+        KafkaError.INVALID_PRODUCER_EPOCH,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
+
+ABORTABLE = frozenset(
+    {
+        # This member no longer owns its partitions,
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.FENCED_INSTANCE_ID,
+        KafkaError.FENCED_MEMBER_EPOCH,
+        KafkaError.STALE_MEMBER_EPOCH,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        # or the broker gave the transaction up.
+        KafkaError.INVALID_TXN_STATE,
+        KafkaError.TRANSACTION_ABORTABLE,
+    }
+)
+
+RETRIABLE = frozenset({KafkaError._TIMED_OUT, KafkaError.COORDINATOR_LOAD_IN_PROGRESS})

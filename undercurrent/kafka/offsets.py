@@ -1,0 +1,101 @@
+"""Where logs begin and end, asked through a client of its own.
+
+A client that fetches answers such questions late and from its own view: the fetching client and the asking one are two.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from confluent_kafka import IsolationLevel, KafkaException
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # documented, left out of the stub
+
+from undercurrent.errors import TopicError, UnreachableError
+from undercurrent.kafka.client import Isolation, KafkaSettings, error_of, make_admin, reason_of
+from undercurrent.kafka.records import Partition, client_partition
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+
+_LEVELS = {
+    Isolation.READ_COMMITTED: IsolationLevel.READ_COMMITTED,
+    Isolation.READ_UNCOMMITTED: IsolationLevel.READ_UNCOMMITTED,
+}
+
+
+class OffsetLookup:
+    """Answers where partitions begin, end, and what a point in time means in them. Usable from any thread.
+
+    Args:
+        settings: the connection.
+        timeout_s: how long one question may take.
+    """
+
+    def __init__(self, settings: KafkaSettings, *, timeout_s: float = 10.0) -> None:
+        self._settings = settings
+        self._timeout_s = timeout_s
+        self._admin: AdminClient | None = None
+        self._pid = 0
+
+    def partitions(self, topic: str) -> list[Partition]:
+        """Return the topic's partitions in order.
+
+        Raises:
+            TopicError: there is no such topic.
+            UnreachableError: no broker answered in time.
+        """
+        try:
+            metadata = self._client().list_topics(topic, timeout=self._timeout_s).topics.get(topic)
+        except KafkaException as exc:
+            raise UnreachableError(f"partitions of {topic!r}: {reason_of(exc)}") from exc
+        if metadata is None or metadata.error is not None or not metadata.partitions:
+            raise TopicError(f"there is no topic {topic!r}")
+        return [Partition(topic, number) for number in sorted(metadata.partitions)]
+
+    def beginning(self, partitions: Iterable[tuple[str, int]]) -> dict[Partition, int]:
+        """Return the offset of the first record that retention has left."""
+        return self._ask(partitions, OffsetSpec.earliest, Isolation.READ_UNCOMMITTED)
+
+    def end(
+        self, partitions: Iterable[tuple[str, int]], *, isolation: Isolation = Isolation.READ_UNCOMMITTED
+    ) -> dict[Partition, int]:
+        """Return the offset that the next record will get; with `READ_COMMITTED` the end of what is decided."""
+        return self._ask(partitions, OffsetSpec.latest, isolation)
+
+    def at_time(self, partitions: Iterable[tuple[str, int]], timestamp_ms: int) -> dict[Partition, int]:
+        """Return the first offset whose record was appended at or after `timestamp_ms`; the end where there is none."""
+        wanted = [Partition(*where) for where in partitions]
+        found = self._ask(wanted, lambda: OffsetSpec.for_timestamp(timestamp_ms), Isolation.READ_UNCOMMITTED)
+        beyond = [where for where in wanted if found[where] < 0]
+        return {**found, **self.end(beyond)} if beyond else found
+
+    def _ask(
+        self, partitions: Iterable[tuple[str, int]], spec: Callable[[], OffsetSpec], isolation: Isolation
+    ) -> dict[Partition, int]:
+        question = {client_partition(where): spec() for where in partitions}
+        if not question:
+            return {}
+        futures = self._client().list_offsets(
+            question, isolation_level=_LEVELS[isolation], request_timeout=self._timeout_s
+        )
+        answer: dict[Partition, int] = {}
+        for where, future in futures.items():
+            partition = Partition(where.topic, where.partition)
+            try:
+                answer[partition] = future.result(self._timeout_s + 5.0).offset
+            except KafkaException as exc:
+                error = error_of(exc)
+                if error is not None and error.name() in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_PARTITION"):
+                    raise TopicError(f"there is no partition {partition}") from exc
+                raise UnreachableError(f"offsets of {partition}: {reason_of(exc)}") from exc
+            except TimeoutError as exc:
+                raise UnreachableError(f"offsets of {partition}: no answer in {self._timeout_s:g} s") from exc
+        return answer
+
+    def _client(self) -> AdminClient:
+        # A forked child must not use its parent's client; it makes its own.
+        if self._admin is None or self._pid != os.getpid():
+            self._admin, self._pid = make_admin(self._settings), os.getpid()
+        return self._admin

@@ -1,0 +1,211 @@
+"""Outputs and the offsets they came from, written together or not at all.
+
+    writer = TransactionalWriter(settings, "probes.0")
+    writer.init(30.0)                                   # takes the id over from a dead owner
+    writer.begin()
+    writer.produce("verdicts", value, key=b"request-1")
+    writer.send_offsets({("activations", 0): (120, "metadata")}, subscriber.consumer_group_metadata())
+    writer.commit()
+
+Every call raises one of three errors: `RetriableTransactionError` (call it again), `AbortableTransactionError` (call
+`abort`, forget what was derived from the inputs and seek back) or `FencedError` (another owner is there, or the client
+is beyond use: close). One thread uses a writer.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import KafkaException
+
+from undercurrent.errors import (
+    AbortableTransactionError,
+    ConfigError,
+    FencedError,
+    RetriableTransactionError,
+    TransactionError,
+    UnreachableError,
+)
+from undercurrent.kafka import codes
+from undercurrent.kafka.client import KafkaSettings, error_of, make_producer, reason_of, transactional_producer_config
+from undercurrent.kafka.publisher import HeaderList
+from undercurrent.kafka.records import client_partition
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError, Producer
+
+logger = logging.getLogger(__name__)
+
+Offsets = Mapping[tuple[str, int], tuple[int, str | None]]
+"""Per partition the next offset to read and the commit's metadata."""
+
+
+class TransactionalWriter:
+    """A transactional producer with its errors sorted.
+
+    Args:
+        settings: the connection.
+        transactional_id: the id that at most one living writer holds.
+        transaction_timeout_s: how long the broker lets a dead owner's transaction stand open.
+        call_timeout_s: how long one call to the coordinator may take before it counts as retriable.
+    """
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        transactional_id: str,
+        *,
+        transaction_timeout_s: float = 10.0,
+        call_timeout_s: float = 10.0,
+    ) -> None:
+        self.transactional_id = transactional_id
+        self._config = transactional_producer_config(
+            settings, transactional_id, transaction_timeout_s=transaction_timeout_s
+        )
+        self._call_timeout_s = call_timeout_s
+        self._producer: Producer | None = None
+        self._pid = 0
+        self._open = False
+        self._failed: str | None = None
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction was begun and neither committed nor aborted."""
+        return self._open
+
+    def init(self, timeout_s: float) -> None:
+        """Take the transactional id over; an open transaction of an earlier owner is aborted.
+
+        Raises:
+            UnreachableError: no coordinator agreed within `timeout_s`.
+            FencedError: the id may not be used.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                self._run(lambda producer: producer.init_transactions(max(0.1, deadline - time.monotonic())))
+            except RetriableTransactionError as exc:
+                # "Coordinator load in progress" right after a broker's start, or the dead owner's abort still going on.
+                if time.monotonic() >= deadline:
+                    raise UnreachableError(
+                        f"transactional id {self.transactional_id!r} could not be taken in {timeout_s:g} s: {exc}"
+                    ) from exc
+                self._client().poll(0.05)
+            else:
+                return
+
+    def begin(self) -> None:
+        """Open a transaction."""
+        self._run(lambda producer: producer.begin_transaction())
+        self._open = True
+        self._failed = None
+
+    def produce(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        partition: int = -1,
+        headers: HeaderList | None = None,
+    ) -> None:
+        """Add one record to the open transaction.
+
+        Raises:
+            AbortableTransactionError: the record cannot be taken (too large, buffer full).
+        """
+        arguments: dict[str, Any] = {"on_delivery": self._delivered}
+        if headers:
+            arguments["headers"] = list(headers)
+        try:
+            self._run(lambda producer: producer.produce(topic, value, key, partition, **arguments))
+        except BufferError:
+            self._client().poll(0.1)
+            try:
+                self._run(lambda producer: producer.produce(topic, value, key, partition, **arguments))
+            except BufferError as exc:
+                raise AbortableTransactionError("the client's buffer is full") from exc
+        except RetriableTransactionError as exc:
+            raise AbortableTransactionError(str(exc)) from exc
+
+    def send_offsets(self, offsets: Offsets, group_metadata: object) -> None:
+        """Add a group's offsets and their metadata to the open transaction.
+
+        Raises:
+            AbortableTransactionError: the group moved on and this member owns the partitions no more.
+        """
+        positions = [client_partition(where, offset, metadata) for where, (offset, metadata) in offsets.items()]
+        self._run(
+            lambda producer: producer.send_offsets_to_transaction(positions, group_metadata, self._call_timeout_s)
+        )
+
+    def commit(self) -> None:
+        """Make records and offsets of the open transaction visible, all or none.
+
+        Raises:
+            RetriableTransactionError: not known yet; call `commit` again.
+            AbortableTransactionError: none of it will be visible; call `abort`.
+        """
+        self._run(lambda producer: producer.commit_transaction(self._call_timeout_s))
+        self._open = False
+
+    def abort(self) -> None:
+        """Drop the open transaction; nothing happens when none is open."""
+        if not self._open:
+            return
+        self._run(lambda producer: producer.abort_transaction(self._call_timeout_s))
+        self._open = False
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Abort what is open if that can be done within `timeout_s`, and end the client."""
+        if self._producer is None:
+            return
+        if self._open:
+            try:
+                self._client().abort_transaction(timeout_s)
+            except KafkaException as exc:
+                logger.warning("closing %s with its transaction open: %s", self.transactional_id, reason_of(exc))
+        self._producer.close()
+        self._producer = None
+        self._open = False
+
+    def _client(self) -> Producer:
+        if self._producer is None:
+            self._producer, self._pid = make_producer(self._config), os.getpid()
+        elif self._pid != os.getpid():
+            raise ConfigError("a Kafka client was carried over a fork; create the writer in the process that uses it")
+        return self._producer
+
+    def _run(self, call: Callable[[Producer], object]) -> None:
+        try:
+            call(self._client())
+        except KafkaException as exc:
+            raise classify(exc, self._failed) from exc
+
+    def _delivered(self, error: KafkaError | None, _message: object) -> None:
+        if error is not None and self._failed is None:
+            self._failed = f"{error.str()} [{error.name()}]"
+
+
+def classify(exc: KafkaException, first_failure: str | None = None) -> TransactionError:
+    """Return which of the three errors a failed transactional call is.
+
+    Args:
+        exc: what the client raised.
+        first_failure: the first record of the transaction that failed, which says more than the call.
+    """
+    error = error_of(exc)
+    message = reason_of(exc) + (f"; first failed record: {first_failure}" if first_failure else "")
+    if error is None:
+        return AbortableTransactionError(message)
+    if error.fatal() or error.code() in codes.FENCED:
+        return FencedError(message)
+    if error.txn_requires_abort() or error.code() in codes.ABORTABLE:
+        return AbortableTransactionError(message)
+    if error.retriable() or error.code() in codes.RETRIABLE:
+        return RetriableTransactionError(message)
+    return AbortableTransactionError(message)
