@@ -1,0 +1,472 @@
+"""A state machine that crashes probe hosts after any action and compares what they wrote with a plain oracle."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from undercurrent.protocol.host import ProbeHost
+from undercurrent.protocol.host_events import Commit, Emission, Fetch, Incoming, Read, SendAbort
+from undercurrent.protocol.host_position import Committed, resume_from
+from undercurrent.protocol.messages import (
+    ActivationBlock,
+    BindingMode,
+    CommandKind,
+    CommandSource,
+    ControlCommand,
+    EndReason,
+    ProbeVerdict,
+    PublisherStarted,
+    StreamEnded,
+    StreamStarted,
+    VerdictAction,
+    VerdictKind,
+)
+from undercurrent.protocol.streams import Arrived, Closed, Opened
+
+POINT = "p"
+PARTITIONS = (0, 1)
+FINGERPRINT = "f" * 64
+
+
+def started(request, attempt, engine="e", incarnation=1, shard=0, shards=1, seq=0):
+    return StreamStarted(
+        request_id=request,
+        attempt=attempt,
+        point=POINT,
+        shard=shard,
+        shards=shards,
+        engine=engine,
+        incarnation=incarnation,
+        seq=seq,
+        prompt_len=1,
+        model="m",
+        tensor_type="residual_stream",
+        layers=(shard,),
+        width=1,
+        dtype="float32",
+        point_hash="",
+        started_at_us=0,
+    )
+
+
+def block(request, attempt, position, seq, engine="e", incarnation=1, shard=0):
+    return ActivationBlock(
+        request_id=request,
+        attempt=attempt,
+        point=POINT,
+        shard=shard,
+        engine=engine,
+        incarnation=incarnation,
+        tensor_type="residual_stream",
+        dtype="float32",
+        width=1,
+        layers=(shard,),
+        seq=seq,
+        step=0,
+        captured_at_us=0,
+        positions=struct.pack("<i", position),
+        token_ids=b"",
+        data=struct.pack("<f", position),
+    )
+
+
+def ended(request, attempt, seq, engine="e", incarnation=1, shard=0, reason=EndReason.FINISHED):
+    return StreamEnded(
+        request_id=request,
+        attempt=attempt,
+        point=POINT,
+        shard=shard,
+        engine=engine,
+        incarnation=incarnation,
+        seq=seq,
+        last_seq=max(0, seq - 1),
+        last_pos=-1,
+        layers=(shard,),
+        emitted=(0,),
+        dropped=(0,),
+        reason=reason,
+        ended_at_us=0,
+    )
+
+
+def verdict(stream, partition, offset, kind, **fields):
+    return ProbeVerdict(
+        request_id=stream.id.request_id,
+        attempt=stream.id.attempt,
+        index=stream.id.index,
+        point=POINT,
+        probe="probe",
+        service="s",
+        kind=kind,
+        mode=BindingMode.ABORT,
+        action=fields.pop("action", VerdictAction.CONTINUE),
+        source_partition=partition,
+        source_offset=offset,
+        decided_at_us=0,
+        **fields,
+    )
+
+
+class CountingRunner:
+    """A probe that sums positions and aborts at the third record: its state shows every record lost or doubled."""
+
+    def __init__(self):
+        self.runs = {}
+
+    def process(self, steps):
+        for step in steps:
+            key = (step.partition, step.event.stream.id)
+            match step.event:
+                case Opened(stream=stream):
+                    self.runs[key] = [0, 0, [], stream, -1, step.offset]
+                case Arrived(block=item, clear_up_to=clear):
+                    yield from self._arrived(self.runs[key], step, item, clear)
+                case Closed(stream=stream):
+                    run = self.runs.pop(key)
+                    yield from self._watermark(step.partition, run)
+                    yield Emission(
+                        verdict=verdict(
+                            stream,
+                            step.partition,
+                            step.offset,
+                            VerdictKind.RESULT,
+                            score=float(run[1]),
+                            scored=run[0],
+                            missing=stream.missing,
+                            complete=stream.complete,
+                            end_reason=stream.end_reason,
+                        )
+                    )
+
+    def _arrived(self, run, step, item, clear):
+        position = struct.unpack("<i", item.positions)[0]
+        run[0] += 1
+        run[1] += position
+        run[4], run[5] = clear, step.offset
+        if not step.silent:
+            run[2].append(position)
+        if run[0] == 3:
+            name = f"{item.request_id}/{item.attempt}/{step.offset}"
+            command = ControlCommand(
+                command_id=name,
+                kind=CommandKind.ABORT,
+                request_id=item.request_id,
+                source=CommandSource.PROBE,
+                issued_at_us=0,
+            )
+            said = verdict(
+                run[3],
+                step.partition,
+                step.offset,
+                VerdictKind.SIGNAL,
+                action=VerdictAction.ABORT,
+                token_pos=position,
+                command_id=name,
+            )
+            yield Emission(verdict=said, command=command, timestamp_us=step.timestamp_us)
+
+    def _watermark(self, partition, run):
+        if run[2]:
+            data = struct.pack(f"<{len(run[2])}i", *run[2])
+            run[2] = []
+            yield Emission(
+                verdict=verdict(
+                    run[3], partition, run[5], VerdictKind.WATERMARK, score_positions=data, clear_up_to=run[4]
+                )
+            )
+
+    def watermarks(self, partition):
+        for key, run in self.runs.items():
+            if key[0] == partition:
+                yield from (emission.verdict for emission in self._watermark(partition, run))
+
+    def forget(self, partition):
+        self.runs = {key: run for key, run in self.runs.items() if key[0] != partition}
+
+
+@dataclass
+class Member:
+    host: ProbeHost
+    fetch_from: dict[int, int] = field(default_factory=dict)
+
+
+def read_outputs(verdicts):
+    """Return (signals, results, scores) in a form that does not depend on how scores were cut into watermarks."""
+    signals, results, scores = Counter(), Counter(), {}
+    for item in verdicts:
+        name = (item.request_id, item.attempt, item.index)
+        if item.kind is VerdictKind.SIGNAL:
+            signals[*name, item.source_offset, item.token_pos, item.command_id] += 1
+        elif item.kind is VerdictKind.RESULT:
+            results[
+                *name, item.source_offset, item.score, item.scored, item.missing, item.complete, item.end_reason
+            ] += 1
+        else:
+            count = len(item.score_positions) // 4
+            scores.setdefault(name, []).extend(struct.unpack(f"<{count}i", item.score_positions))
+    return signals, results, scores
+
+
+def oracle(log):
+    """Read one partition once, from its start, in the plainest way; return signals, results, scores and dead letters."""
+    signals, results, scores, dead = Counter(), Counter(), {}, Counter()
+    streams = []  # open ones: [request, attempt, {shard: [engine, incarnation, next, started, ended]}, shards, n, sum, missing]
+
+    def close(stream, offset, reason, own_ends):
+        streams.remove(stream)
+        request, attempt, shards, wanted, count, total, missing = stream
+        whole = own_ends and missing == 0 and len(shards) == wanted and all(shard[3] for shard in shards.values())
+        results[request, attempt, 0, offset, float(total), count, missing, whole, reason] += 1
+
+    for offset, message in enumerate(log):
+        if message is None:
+            dead[offset] += 1
+            continue
+        if isinstance(message, PublisherStarted):
+            for stream in list(streams):
+                if any(s[0] == message.engine and s[1] < message.incarnation for s in stream[2].values()):
+                    close(stream, offset, "lost", False)
+            continue
+        same_request = [stream for stream in streams if stream[0] == message.request_id]
+        own = next((stream for stream in same_request if stream[1] == message.attempt), None)
+        new_shard = [message.engine, message.incarnation, 0, False, False]
+        if isinstance(message, StreamStarted):
+            if any(stream[1] > message.attempt for stream in same_request):
+                dead[offset] += 1
+            elif own is not None and message.shard in own[2]:
+                dead[offset] += 1
+            else:
+                new_shard[2:4] = [message.seq + 1, True]
+                if own is None:
+                    for stream in same_request:
+                        close(stream, offset, "superseded", False)
+                    own = [message.request_id, message.attempt, {}, message.shards, 0, 0, 0]
+                    streams.append(own)
+                own[2][message.shard] = new_shard
+                own[6] += message.seq
+        elif isinstance(message, ActivationBlock):
+            shard = own[2].setdefault(message.shard, new_shard) if own else None
+            writer = (message.engine, message.incarnation)
+            if shard is None or tuple(shard[:2]) != writer or shard[4] or message.seq < shard[2]:
+                dead[offset] += 1
+                continue
+            own[6] += message.seq - shard[2]
+            shard[2] = message.seq + 1
+            position = struct.unpack("<i", message.positions)[0]
+            own[4] += 1
+            own[5] += position
+            scores.setdefault((message.request_id, message.attempt, 0), []).append(position)
+            if own[4] == 3:
+                name = f"{message.request_id}/{message.attempt}/{offset}"
+                signals[message.request_id, message.attempt, 0, offset, position, name] += 1
+        elif own is not None:
+            shard = own[2].setdefault(message.shard, new_shard)
+            if shard[4]:
+                continue
+            shard[4] = True
+            if message.reason is EndReason.LOST:
+                close(own, offset, "lost", False)
+                continue
+            own[6] += max(0, message.seq - shard[2])
+            if sum(item[4] for item in own[2].values()) >= own[3]:
+                close(own, offset, "finished", True)
+    return signals, results, scores, dead
+
+
+class HostsUnderFire(RuleBasedStateMachine):
+    """Two members over two partitions; each rule is one action, and a crash may follow any of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.logs = {number: [] for number in PARTITIONS}
+        self.committed = {}
+        self.verdicts = []
+        self.dead = {number: Counter() for number in PARTITIONS}
+        self.aborts = []
+        self.covered = set()
+        self.seqs = {}
+        self.incarnation = 1
+
+    @initialize()
+    def start(self):
+        self.members = [self.new_member(), self.new_member()]
+        self.owner = {}
+        for number in PARTITIONS:
+            self.give(number, number)
+
+    # --- the writers
+
+    partition = st.sampled_from(PARTITIONS)
+    request = st.sampled_from(["a", "b", "c"])
+    attempt = st.integers(1, 3)
+    shard = st.sampled_from([0, 0, 0, 1])
+    member = st.sampled_from([0, 1])
+
+    def next_seq(self, partition, request, attempt, shard, skip):
+        key = (partition, request, attempt, shard)
+        seq = self.seqs.get(key, 0) + skip
+        self.seqs[key] = seq + 1
+        return max(0, seq)
+
+    @rule(partition=partition, request=request, attempt=attempt, shards=st.sampled_from([1, 1, 2]), shard=shard)
+    def append_start(self, partition, request, attempt, shards, shard):
+        self.seqs[partition, request, attempt, shard] = 1
+        message = started(request, attempt, shards=shards, shard=shard, incarnation=self.incarnation)
+        self.logs[partition].append(message)
+
+    @rule(
+        partition=partition,
+        request=request,
+        attempt=attempt,
+        shard=shard,
+        skip=st.sampled_from([0, 0, 0, 0, 1, 2, -1]),
+        late=st.sampled_from([0, 0, 0, 1]),
+        count=st.integers(1, 4),
+    )
+    def append_blocks(self, partition, request, attempt, shard, skip, late, count):
+        for _ in range(count):
+            seq = self.next_seq(partition, request, attempt, shard, skip)
+            incarnation = max(1, self.incarnation - late)
+            message = block(request, attempt, len(self.logs[partition]), seq, shard=shard, incarnation=incarnation)
+            self.logs[partition].append(message)
+
+    @rule(
+        partition=partition,
+        request=request,
+        attempt=attempt,
+        shard=shard,
+        reason=st.sampled_from([EndReason.FINISHED, EndReason.FINISHED, EndReason.LOST]),
+    )
+    def append_end(self, partition, request, attempt, shard, reason):
+        seq = self.next_seq(partition, request, attempt, shard, 0)
+        self.logs[partition].append(
+            ended(request, attempt, seq, shard=shard, reason=reason, incarnation=self.incarnation)
+        )
+
+    @rule(partition=partition)
+    def append_poison(self, partition):
+        self.logs[partition].append(None)
+
+    @rule()
+    def restart_engine(self):
+        self.incarnation += 1
+        for number in PARTITIONS:
+            self.logs[number].append(PublisherStarted(engine="e", incarnation=self.incarnation, started_at_us=0))
+
+    # --- the hosts
+
+    def new_member(self):
+        return Member(ProbeHost(POINT, FINGERPRINT, CountingRunner(), abort_max_age_us=10**12))
+
+    def give(self, partition, index):
+        self.owner[partition] = index
+        self.act(self.members[index], self.members[index].host.assign([partition]))
+
+    def act(self, member, actions):
+        for action in actions:
+            match action:
+                case Fetch(partition=number):
+                    resume = resume_from(self.committed.get(number), 0, len(self.logs[number]), FINGERPRINT, "earliest")
+                    self.act(member, member.host.begin(number, resume))
+                case Read(partition=number, offset=offset):
+                    member.fetch_from[number] = offset
+                case SendAbort(command=command):
+                    self.aborts.append(command.command_id)
+                case Commit():
+                    self.write(member)
+
+    def write(self, member):
+        transaction = member.host.transaction()
+        self.verdicts.extend(transaction.verdicts)
+        for letter in transaction.dead_letters:
+            self.dead[letter.partition][letter.offset] += 1
+        for number, (offset, metadata) in transaction.offsets.items():
+            assert self.owner[number] == self.members.index(member)
+            self.committed[number] = Committed(offset=offset, metadata=metadata)
+        self.covered.update(item.command_id for item in transaction.verdicts if item.command_id)
+
+    def poll(self, member, limit):
+        batch = []
+        for number in sorted(member.host.emitted_up_to):
+            start = member.fetch_from[number]
+            for offset in range(start, min(start + limit, len(self.logs[number]))):
+                message = self.logs[number][offset]
+                batch.append(Incoming(partition=number, offset=offset, timestamp_us=0, message=message, error="bad"))
+            member.fetch_from[number] = max(start, min(start + limit, len(self.logs[number])))
+        self.act(member, member.host.records(batch, now_us=0))
+
+    @rule(index=member, limit=st.integers(1, 5))
+    def read(self, index, limit):
+        self.poll(self.members[index], limit)
+
+    @rule(index=member)
+    def commit(self, index):
+        self.write(self.members[index])
+
+    @rule(index=member)
+    def crash(self, index):
+        """All that was not written is gone; another process takes the same partitions."""
+        self.members[index] = self.new_member()
+        for number in [number for number, owner in self.owner.items() if owner == index]:
+            self.give(number, index)
+
+    @rule(index=member)
+    def fail_transaction(self, index):
+        member = self.members[index]
+        member.host.transaction()
+        self.act(member, member.host.failed())
+
+    @rule(partition=partition)
+    def rebalance(self, partition):
+        old = self.owner[partition]
+        self.members[old].host.revoke([partition])
+        self.give(partition, 1 - old)
+
+    @precondition(lambda self: any(len(log) > 8 for log in self.logs.values()))
+    @rule(index=member)
+    def read_twice(self, index):
+        """A stale fetch after a seek: the same records come again."""
+        member = self.members[index]
+        for number in member.host.emitted_up_to:
+            member.fetch_from[number] = max(0, member.fetch_from[number] - 2)
+        self.poll(member, 3)
+
+    # --- what must hold
+
+    @invariant()
+    def nothing_is_written_twice(self):
+        signals, results, _ = read_outputs(self.verdicts)
+        assert all(count == 1 for count in (signals + results).values())
+        assert all(count == 1 for letters in self.dead.values() for count in letters.values())
+
+    @invariant()
+    def an_abort_is_sent_before_the_verdict_that_names_it(self):
+        assert self.covered <= set(self.aborts)
+
+    def teardown(self):
+        if not hasattr(self, "members"):
+            return
+        for member in self.members:
+            self.poll(member, 10**6)
+            self.write(member)
+        for number, log in self.logs.items():
+            mine = [item for item in self.verdicts if item.source_partition == number]
+            signals, results, scores, dead = oracle(log)
+            assert read_outputs(mine) == (signals, results, scores)
+            assert self.dead[number] == dead
+
+
+HostsUnderFire.TestCase.settings = settings(
+    max_examples=100,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+TestHostsUnderFire = pytest.mark.timeout(300)(HostsUnderFire.TestCase)

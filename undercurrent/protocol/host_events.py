@@ -1,0 +1,156 @@
+"""What goes into a probe host's core and what comes out: records and steps, outputs and actions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from undercurrent.protocol.host_position import Declaration
+from undercurrent.protocol.messages import ControlCommand, Message, ProbeVerdict
+from undercurrent.protocol.streams import StreamEvent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incoming:
+    """One record of an activations topic, decoded.
+
+    Args:
+        partition: where it was read.
+        offset: where in the partition.
+        timestamp_us: when the broker appended it, microseconds since the Unix epoch.
+        message: what it says, None when it cannot be read.
+        error: why it cannot be read.
+        raw: the record as it came, for the dead-letter topic; opaque here.
+    """
+
+    partition: int
+    offset: int
+    timestamp_us: int
+    message: Message | None
+    error: str = ""
+    raw: object = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Something that happens to a stream, on its way to the probes.
+
+    Args:
+        partition: of the record that it follows from.
+        offset: of that record.
+        timestamp_us: when the broker appended that record.
+        event: Opened, Joined, Arrived or Closed.
+        silent: its outputs are written already; it only rebuilds state.
+    """
+
+    partition: int
+    offset: int
+    timestamp_us: int
+    event: StreamEvent
+    silent: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emission:
+    """What the probes say because of a step.
+
+    Args:
+        verdict: for the verdicts topic; names the record that it follows from.
+        command: the abort that goes with it.
+        timestamp_us: when the broker appended the record that it follows from.
+    """
+
+    verdict: ProbeVerdict
+    command: ControlCommand | None = None
+    timestamp_us: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A record that no stream takes, or a declared loss.
+
+    Args:
+        partition: of the source.
+        offset: of the source record; of the first lost one for a declared loss.
+        cause: a bounded word.
+        detail: in words.
+        raw: the record as it came, None for a declared loss.
+        to_offset: of a declared loss, the offset after the last record that is gone.
+    """
+
+    partition: int
+    offset: int
+    cause: str
+    detail: str = ""
+    raw: object = None
+    to_offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transaction:
+    """What has to be written at once or not at all.
+
+    Args:
+        verdicts: in order, per stream.
+        dead_letters: in order, per partition.
+        offsets: (offset, metadata) to commit, by partition.
+    """
+
+    verdicts: tuple[ProbeVerdict, ...]
+    dead_letters: tuple[DeadLetter, ...]
+    offsets: Mapping[int, tuple[int, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Ask for the committed offset and the bounds of a partition, paused meanwhile; answer with `begin`."""
+
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class Declare:
+    """Log and count something about a partition's position."""
+
+    partition: int
+    declaration: Declaration
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Run a transaction now; the actions after it hold only if it succeeds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Seek a partition to an offset and let it flow."""
+
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendAbort:
+    """Send an abort command at once; it must be delivered before the next transaction commits."""
+
+    command: ControlCommand
+
+
+Action = Fetch | Declare | Commit | Read | SendAbort
+
+
+class StreamRunner(Protocol):
+    """Runs the probes on what happens to the streams. Its state must follow from the steps alone."""
+
+    def process(self, steps: Sequence[Step]) -> Iterable[Emission]:
+        """Take the steps of one batch in order and return what the probes say, in the order of the steps."""
+        ...
+
+    def watermarks(self, partition: int) -> Iterable[ProbeVerdict]:
+        """Return, and forget, the scores of open streams that no verdict has carried yet."""
+        ...
+
+    def forget(self, partition: int) -> None:
+        """Drop all state of a partition."""
+        ...
