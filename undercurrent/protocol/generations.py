@@ -3,6 +3,7 @@
 Feed every record of a generations partition, in log order, to `GenerationsReader.apply`; it rules on each. Worker,
 `follow`, release gate and tests share this code, so they cannot disagree about who holds an attempt or which final is
 valid:
+
 - An attempt is held by the pair (attempt, incarnation) of the first Accepted that raised the request's highest attempt.
   An Accepted that does not raise it, or comes when every child has its final, is void.
 - Tokens, Released and finals count only when they carry the holder's pair. After the holder's Released nothing of that

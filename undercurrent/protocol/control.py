@@ -1,0 +1,87 @@
+"""Which control commands bind which attempts, and which of them still have to be answered.
+
+Feed it the control topic and the acknowledgements from their retention's start. An operator's command names no attempt
+and binds every one until it is answered; an answer `applied` is a promise about the final, so it goes on binding
+the attempts after it: a worker that died between answer and final has promised for its successor too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from undercurrent.protocol.messages import AckOutcome, CommandKind, ControlAck, ControlCommand
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command and when it was read.
+
+    Args:
+        message: it.
+        received_at_us: microseconds since the Unix epoch.
+    """
+
+    message: ControlCommand
+    received_at_us: int
+
+
+class ControlBook:
+    """Commands by request, and what was answered."""
+
+    def __init__(self) -> None:
+        self._commands: dict[str, dict[str, Command]] = {}
+        self._answers: set[str] = set()
+        self._promised: dict[str, str] = {}
+
+    def add(self, message: ControlCommand, received_at_us: int) -> Command | None:
+        """Note a command; return it when it is new and nobody has answered it, so that it has to be acted on."""
+        if message.kind is not CommandKind.ABORT:
+            return None
+        of_request = self._commands.setdefault(message.request_id, {})
+        if message.command_id in of_request:
+            return None
+        command = Command(message, received_at_us)
+        of_request[message.command_id] = command
+        return None if message.command_id in self._answers else command
+
+    def answered(self, ack: ControlAck) -> None:
+        """Note an answer; the first one in log order counts, and `unknown` is none."""
+        if ack.outcome is AckOutcome.UNKNOWN or ack.command_id in self._answers:
+            return
+        self._answers.add(ack.command_id)
+        if ack.outcome is AckOutcome.APPLIED:
+            self._promised.setdefault(ack.request_id, ack.command_id)
+
+    def is_answered(self, command_id: str) -> bool:
+        """Return whether an answer that counts is on record."""
+        return command_id in self._answers
+
+    def binding(self, request_id: str) -> Command | None:
+        """Return the command that stops every further attempt of a request, None when it may run."""
+        commands = self._commands.get(request_id, {})
+        promised = self._promised.get(request_id)
+        if promised is not None and promised in commands:
+            return commands[promised]
+        for command in commands.values():
+            if command.message.attempt is None and command.message.command_id not in self._answers:
+                return command
+        return None
+
+    def unanswered(self) -> Iterator[Command]:
+        """Yield every command that has no answer, in the order in which they came."""
+        for commands in list(self._commands.values()):
+            for command in list(commands.values()):
+                if command.message.command_id not in self._answers:
+                    yield command
+
+    def forget(self, request_id: str) -> None:
+        """Drop the answered commands of a finished request, to bound memory."""
+        commands = self._commands.get(request_id)
+        if commands is None:
+            return
+        for command_id in [name for name in commands if name in self._answers]:
+            del commands[command_id]
+        if not commands:
+            del self._commands[request_id]
+        self._promised.pop(request_id, None)

@@ -1,0 +1,495 @@
+"""The engine worker's protocol: events in, actions out; no clock, no I/O.
+
+    core = WorkerCore(name, incarnation, prompt_partitions, limits, guards)
+    for action in core.prompt(partition, epoch, prompt, now):
+        ...                             # do it, in this order; its answer is another event
+
+The edge may die before, between or after any of the actions: what the log then says is enough for the next owner.
+Events of a partition carry the epoch under which they were asked for, so that one which was under way when the
+partition left is recognised.
+
+Here is which event touches what; how a claim, a final, a command or a handover goes stands in `worker_claims`,
+`worker_finals`, `worker_commands` and `worker_handover`, the rule of the log in `generations`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from undercurrent.protocol.control import ControlBook
+from undercurrent.protocol.epochs import Position
+from undercurrent.protocol.generations import RequestState, Ruling
+from undercurrent.protocol.guards import GuardBook
+from undercurrent.protocol.messages import (
+    Accepted,
+    ControlAck,
+    ControlCommand,
+    GenerationEvent,
+    ProbeHeartbeat,
+    ProbeVerdict,
+    Released,
+    ReleaseReason,
+)
+from undercurrent.protocol.worker_claims import ClaimDesk
+from undercurrent.protocol.worker_commands import CommandDesk
+from undercurrent.protocol.worker_finals import FinalDesk
+from undercurrent.protocol.worker_handover import begin_leaving, drop_run, release_run
+from undercurrent.protocol.worker_partition import OwnedPartition
+from undercurrent.protocol.worker_runs import ABORT, Phase, Run
+from undercurrent.protocol.worker_types import (
+    Action,
+    DeadLetter,
+    Defect,
+    HandedOver,
+    Now,
+    Prompt,
+    Publish,
+    Reacquire,
+    ReadControl,
+    RunKey,
+    Stopped,
+    StreamKey,
+    Tail,
+    Untail,
+    WorkerLimits,
+)
+
+# Claims that need no engine do not wait for its slots; this only bounds what is written at once.
+MAX_CLAIMS_WITHOUT_ENGINE = 64
+
+
+class WorkerCore:
+    """One engine worker.
+
+    Args:
+        engine: configured name.
+        incarnation: offset of this start's EngineStarted.
+        prompt_partitions: number of partitions of the prompts topic.
+        limits: bounds and patience.
+        guards: what is known of the guarding probes.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        incarnation: int,
+        prompt_partitions: int,
+        limits: WorkerLimits | None = None,
+        guards: GuardBook | None = None,
+    ) -> None:
+        self.engine = engine
+        self.incarnation = incarnation
+        self.limits = limits or WorkerLimits()
+        self.book = ControlBook()
+        self._guards = guards or GuardBook()
+        self._commands = CommandDesk(engine, incarnation, prompt_partitions, self.book)
+        self._claims = ClaimDesk(engine, incarnation, self._commands, self._guards)
+        self._finals = FinalDesk(self.limits, self._guards)
+        self._owned: dict[int, OwnedPartition] = {}
+        self._runs: dict[RunKey, tuple[OwnedPartition, Run]] = {}
+        self._turn = 0
+        self._stopping = self._stopped = False
+        self._last_tick_s: float | None = None
+        self._unproven: set[str] = set()
+        self._proof_asked_s = 0.0
+        self._proof_serial = self._serial = 0
+        self._out: list[Action] = []
+
+    # What the edge may look at.
+
+    @property
+    def running(self) -> int:
+        """Requests that the engine works on, or is about to."""
+        return sum(run.slot and run.phase is not Phase.SETTLING for _, run in self._runs.values())
+
+    @property
+    def unsettled(self) -> int:
+        """Requests whose finals are not all read back."""
+        return len(self._runs)
+
+    @property
+    def waiting(self) -> int:
+        """Prompts that wait in memory."""
+        return sum(partition.backlog() for partition in self._owned.values())
+
+    @property
+    def proving(self) -> bool:
+        """The loop stood still and has not proved yet that it still belongs to its group."""
+        return bool(self._unproven)
+
+    def owns(self, partition: int, epoch: int) -> bool:
+        """Return whether a partition is owned under this epoch."""
+        owned = self._owned.get(partition)
+        return owned is not None and owned.epoch == epoch
+
+    def paused(self) -> Mapping[int, str | None]:
+        """Return, for each owned partition, why no prompt should be fetched from it now, None where one may."""
+        return {number: self._pause_reason(partition) for number, partition in self._owned.items()}
+
+    def holds(self, key: RunKey) -> bool:
+        """Return whether a run is ours, so that its tokens may be published."""
+        return key in self._runs
+
+    # Ownership.
+
+    def acquired(self, partition: int, position: Position, now: Now) -> list[Action]:
+        """The epoch of a newly assigned partition is committed."""
+        if partition in self._owned:
+            self._drop_partition(self._owned[partition], ReleaseReason.LOST_PARTITION, now)
+        if not self._stopping:
+            self._owned[partition] = OwnedPartition(partition, position)
+            self._out.append(Tail(partition, position.read_from))
+        return self._pump(now)
+
+    def caught_up(self, partition: int, epoch: int, now: Now) -> list[Action]:
+        """The generations partition has been read to what was its end at acquisition."""
+        owned = self._get(partition, epoch)
+        if owned is not None and not owned.caught_up:
+            owned.caught_up = True
+            for command in self.book.unanswered():
+                self._out += self._commands.decide(command, self._owned)
+        return self._pump(now)
+
+    def revoked(self, partitions: Iterable[int], now: Now) -> list[Action]:
+        """Partitions are asked back; what is in flight may go on for `handover_s`. Answer: `HandedOver` for each."""
+        for number in partitions:
+            owned = self._owned.get(number)
+            if owned is None:
+                self._out.append(HandedOver(number))
+            else:
+                begin_leaving(owned, ReleaseReason.HANDED_OVER, now.mono_s + self.limits.handover_s)
+        return self._pump(now)
+
+    def lost(self, partitions: Iterable[int], now: Now) -> list[Action]:
+        """Partitions are gone: another member may have them already."""
+        for number in partitions:
+            owned = self._owned.get(number)
+            if owned is not None:
+                self._drop_partition(owned, ReleaseReason.LOST_PARTITION, now)
+        return self._pump(now)
+
+    def stop(self, now: Now) -> list[Action]:
+        """Take no more prompts; what is in flight may go on for `shutdown_s`. Answer: `Stopped`."""
+        self._stopping = True
+        for owned in self._owned.values():
+            begin_leaving(owned, ReleaseReason.SHUTDOWN, now.mono_s + self.limits.shutdown_s)
+        return self._pump(now)
+
+    def committed(self, partition: int, serial: int, ok: bool, now: Now) -> list[Action]:
+        """A commit was answered. One from before a pause proves nothing: its answer may have waited all along."""
+        owned = self._owned.get(partition)
+        if owned is not None and not ok:
+            owned.commit_failed()
+        if ok and serial >= self._proof_serial:
+            self._unproven.discard("member")
+        return self._pump(now)
+
+    # Prompts and the log.
+
+    def prompt(self, partition: int, epoch: int, prompt: Prompt, now: Now) -> list[Action]:
+        """A prompt was fetched."""
+        owned = self._get(partition, epoch)
+        if owned is not None and owned.leaving is None and owned.progress.fetched(prompt.offset):
+            self._enqueue(owned, prompt)
+        return self._pump(now)
+
+    def unreadable(
+        self, partition: int, epoch: int, offset: int, source: object, defect: Defect, now: Now
+    ) -> list[Action]:
+        """A prompt was fetched that names no request of this partition: it can only go to the dead-letter topic."""
+        owned = self._get(partition, epoch)
+        if owned is not None and owned.leaving is None and owned.progress.fetched(offset):
+            self._out.append(DeadLetter(partition, offset, source, defect.kind, defect.error))
+        return self._pump(now)
+
+    def dead_lettered(self, partition: int, offset: int, now: Now) -> list[Action]:
+        """A dead letter is acknowledged."""
+        owned = self._owned.get(partition)
+        if owned is not None:
+            run = next((r for r in owned.runs.values() if r.prompt.offset == offset), None)
+            if run is not None:
+                run.awaiting.discard("dead_letter")
+            elif not owned.expects(offset):
+                owned.settle("", offset)
+        return self._pump(now)
+
+    def generation(
+        self, partition: int, epoch: int, offset: int, message: Accepted | Released | GenerationEvent, now: Now
+    ) -> list[Action]:
+        """A record of the generations partition was read."""
+        owned = self._get(partition, epoch)
+        if owned is None or offset < owned.read_to:
+            return []
+        previous = owned.reader.get(message.request_id)
+        ruling = owned.reader.apply(message, offset=offset)
+        owned.read_to = offset + 1
+        if ruling is Ruling.TOKENS:
+            return []
+        if isinstance(message, Accepted):
+            self._accepted(owned, message, ruling, previous, now)
+        elif ruling is Ruling.CLOSED:
+            self._closed(owned, message.request_id)
+        elif ruling is Ruling.ANSWERED and message.prompt_offset in owned.answering:
+            owned.answering.discard(message.prompt_offset)
+            owned.settle(message.request_id, message.prompt_offset)
+        return self._pump(now)
+
+    # The engine.
+
+    def delta(
+        self,
+        key: RunKey,
+        index: int,
+        tokens: int,
+        finish_reason: str | None,
+        now: Now,
+        *,
+        prompt_tokens: int = 0,
+        cached_tokens: int = 0,
+    ) -> list[Action]:
+        """The engine generated tokens of a child, or ended it."""
+        entry = self._runs.get(key)
+        child = entry[1].children.get(index) if entry else None
+        if entry is None or child is None or child.finish_reason is not None:
+            return []
+        run = entry[1]
+        child.count(tokens, prompt_tokens, cached_tokens, now)
+        if finish_reason is None:
+            return []
+        child.finish_reason, child.stopped_at_s = finish_reason, now.mono_s
+        if finish_reason == ABORT and run.abort is not None and run.abort.applied_at_us is None:
+            run.abort.applied_at_us = now.wall_us
+            self._out += self._commands.applied(run)
+        if run.stopped:
+            run.phase = Phase.SETTLING
+            self._commands.engine_done(run)
+        return self._pump(now)
+
+    def rejected(self, key: RunKey, defect: Defect, now: Now) -> list[Action]:
+        """The engine refuses a request."""
+        entry = self._runs.get(key)
+        if entry is not None:
+            self._out += self._finals.rejected(*entry, defect)
+            self._commands.engine_done(entry[1])
+        return self._pump(now)
+
+    def streams_ended(self, key: RunKey, streams: Iterable[StreamKey], now: Now) -> list[Action]:
+        """The ends of streams are acknowledged: the publisher's own."""
+        entry = self._runs.get(key)
+        if entry is None:
+            return []
+        entry[1].streams_ended(streams)
+        return self._pump(now)
+
+    def streams_lost(self, key: RunKey, streams: Iterable[StreamKey], now: Now) -> list[Action]:
+        """The ends that `EndStreams` asked for are acknowledged."""
+        entry = self._runs.get(key)
+        if entry is not None:
+            entry[1].awaiting.discard("streams")
+        return self.streams_ended(key, streams, now)
+
+    # Control and verdicts.
+
+    def command(self, message: ControlCommand, now: Now) -> list[Action]:
+        """A control command was read."""
+        command = self.book.add(message, now.wall_us)
+        if command is not None:
+            self._out += self._commands.decide(command, self._owned)
+        return self._pump(now)
+
+    def control_ack(self, message: ControlAck) -> None:
+        """An acknowledgement was read, ours or another worker's."""
+        self.book.answered(message)
+
+    def control_at_end(self, now: Now) -> list[Action]:
+        """The control topic was read to what was its end when `ReadControl` asked for it."""
+        self._unproven.discard("control")
+        return self._pump(now)
+
+    def ack_delivered(self, command_id: str, now: Now) -> list[Action]:
+        """An acknowledgement of ours is on the log."""
+        for owned in self._owned.values():
+            for run in [*owned.runs.values(), *owned.closing.values()]:
+                run.acks.discard(command_id)
+        return self._pump(now)
+
+    def heartbeat(self, message: ProbeHeartbeat, now: Now) -> None:
+        """A probe host lives."""
+        self._guards.heartbeat(message, now.mono_s)
+
+    def verdict(self, message: ProbeVerdict, now: Now) -> list[Action]:
+        """A probe has said something."""
+        self._guards.verdict(message)
+        return self._pump(now) if RunKey(message.request_id, message.attempt) in self._runs else []
+
+    def tick(self, now: Now) -> list[Action]:
+        """Time has passed. Call it several times a second."""
+        paused_s = 0.0 if self._last_tick_s is None else now.mono_s - self._last_tick_s
+        self._last_tick_s = now.mono_s
+        if paused_s > self.limits.pause_s:
+            self._unproven = {"control", "member"}
+            self._proof_serial = self._serial + 1
+            self._out.append(ReadControl())
+            self._ask_for_proof(now)
+        elif "member" in self._unproven and now.mono_s - self._proof_asked_s > self.limits.proof_retry_s:
+            self._ask_for_proof(now)
+        for owned in list(self._owned.values()):
+            if owned.leaving is not None and now.mono_s >= owned.leave_at_s:
+                self._release_all(owned, owned.leaving, now)
+            owned.expire(now)
+        return self._pump(now)
+
+    # What events have in common.
+
+    def _enqueue(self, owned: OwnedPartition, prompt: Prompt) -> None:
+        urgent = prompt.defect is not None or self.book.binding(prompt.request_id) is not None
+        (owned.urgent if urgent else owned.waiting)[prompt.offset] = prompt
+        owned.offsets.setdefault(prompt.request_id, prompt.offset)
+
+    def _accepted(
+        self, owned: OwnedPartition, message: Accepted, ruling: Ruling, previous: RequestState | None, now: Now
+    ) -> None:
+        run = owned.claims_of(message, self.incarnation)
+        if run is None:
+            self._accepted_elsewhere(owned, message, ruling, now)
+        elif ruling is Ruling.HOLDS:
+            ours = previous is None or (previous.engine, previous.incarnation) == (self.engine, self.incarnation)
+            run.previous = None if ours else previous
+            self._out += self._claims.verified(owned, run, now)
+            if run.prompt.request_id not in owned.runs:
+                self._forget_run(run)
+        else:
+            self._unclaim(owned, run)
+            self._closed(owned, message.request_id)
+
+    def _accepted_elsewhere(self, owned: OwnedPartition, message: Accepted, ruling: Ruling, now: Now) -> None:
+        run = owned.runs.get(message.request_id)
+        if run is not None and ruling is Ruling.HOLDS:
+            # Somebody else holds it now. As the owner we claim it again, above that attempt.
+            self._unclaim(owned, run)
+        foreign = (message.engine, message.incarnation) != (self.engine, self.incarnation)
+        if foreign and message.epoch > owned.epoch:
+            self._drop_partition(owned, ReleaseReason.LOST_PARTITION, now)
+            self._out.append(Reacquire(owned.number, message.epoch + 1))
+
+    def _unclaim(self, owned: OwnedPartition, run: Run) -> None:
+        """Give up a run whose attempt is void, and let its prompt wait again."""
+        self._out += drop_run(owned, run)
+        self._forget_run(run)
+        if owned.leaving is None and not owned.progress.is_finished(run.prompt.offset):
+            self._enqueue(owned, run.prompt)
+
+    def _closed(self, owned: OwnedPartition, request_id: str) -> None:
+        """A valid final was read: the request is over when it was the last child's."""
+        state = owned.reader.get(request_id)
+        if state is None or not state.closed:
+            return
+        run = owned.runs.get(request_id)
+        if run is None:
+            owned.settle(request_id, state.prompt_offset)
+            self.book.forget(request_id)
+            return
+        self._out += drop_run(owned, run)
+        self._forget_run(run)
+        owned.closing[request_id] = run
+        self._out += self._commands.closed(run, owned.finished(request_id))
+
+    def _pump(self, now: Now) -> list[Action]:
+        """Do what has become possible, and hand out the actions."""
+        if not self._unproven:
+            for owned, run in list(self._runs.values()):
+                if run.phase is Phase.SETTLING or run.partly_stopped:
+                    self._out += self._finals.settle(owned, run, now)
+            self._fill(now)
+        for owned in list(self._owned.values()):
+            for run in [r for r in owned.closing.values() if not r.acks]:
+                del owned.closing[run.prompt.request_id]
+                owned.settle(run.prompt.request_id, run.prompt.offset)
+                self.book.forget(run.prompt.request_id)
+            if owned.leaving is not None and owned.idle:
+                self._commit(owned, now, force=True)
+                self._out += [Untail(owned.number), HandedOver(owned.number)]
+                del self._owned[owned.number]
+            else:
+                self._commit(owned, now)
+        if self._stopping and not self._stopped and not self._owned:
+            self._stopped = True
+            self._out.append(Stopped())
+        out, self._out = self._out, []
+        return out
+
+    def _fill(self, now: Now) -> None:
+        """Claim prompts: those that need no engine at once, the others as slots are free, partitions in turn."""
+        partitions = [owned for owned in self._owned.values() if owned.active]
+        free = MAX_CLAIMS_WITHOUT_ENGINE - sum(not run.slot for _, run in self._runs.values())
+        for owned in partitions:
+            for prompt in list(owned.urgent.values())[: max(0, free)]:
+                free -= 1
+                self._claim(owned, prompt, now)
+        slots = min(self.limits.max_in_flight - self.running, 4 * self.limits.max_in_flight - len(self._runs))
+        while slots > 0:
+            ready = [owned for owned in partitions if owned.waiting]
+            if not ready:
+                return
+            self._turn += 1
+            owned = ready[self._turn % len(ready)]
+            if self._claim(owned, next(iter(owned.waiting.values())), now):
+                slots -= 1
+
+    def _claim(self, owned: OwnedPartition, prompt: Prompt, now: Now) -> bool:
+        """Claim a prompt, or answer it; return whether an engine slot was taken."""
+        owned.waiting.pop(prompt.offset, None)
+        owned.urgent.pop(prompt.offset, None)
+        answer = self._claims.answer(owned, prompt, now)
+        if answer is not None:
+            self._out += answer
+            return False
+        run = self._claims.claim(owned, prompt, now)
+        owned.runs[prompt.request_id] = run
+        self._runs[run.key] = owned, run
+        self._out.append(Publish(owned.number, run.accepted))
+        return run.slot
+
+    def _commit(self, owned: OwnedPartition, now: Now, *, force: bool = False) -> None:
+        commit = owned.position_to_commit(now, self.limits.commit_interval_s, self._serial + 1, force=force)
+        if commit is not None:
+            self._serial += 1
+            self._out.append(commit)
+
+    def _ask_for_proof(self, now: Now) -> None:
+        self._proof_asked_s = now.mono_s
+        if not self._owned:
+            self._unproven.discard("member")
+        for owned in self._owned.values():
+            self._commit(owned, now, force=True)
+
+    def _release_all(self, owned: OwnedPartition, reason: ReleaseReason, now: Now) -> None:
+        for run in list(owned.runs.values()):
+            self._out += release_run(owned, run, reason, now)
+            self._forget_run(run)
+        owned.closing.clear()
+
+    def _drop_partition(self, owned: OwnedPartition, reason: ReleaseReason, now: Now) -> None:
+        """Give a partition up at once."""
+        self._release_all(owned, reason, now)
+        self._out.append(Untail(owned.number))
+        self._owned.pop(owned.number, None)
+        if "member" in self._unproven and not self._owned:
+            self._unproven.discard("member")
+
+    def _forget_run(self, run: Run) -> None:
+        self._runs.pop(run.key, None)
+        self._guards.drop(*run.key)
+
+    def _get(self, partition: int, epoch: int) -> OwnedPartition | None:
+        owned = self._owned.get(partition)
+        return owned if owned is not None and owned.epoch == epoch else None
+
+    def _pause_reason(self, owned: OwnedPartition) -> str | None:
+        if owned.leaving is not None:
+            return "leaving"
+        if self._unproven:
+            return "proving"
+        if not owned.caught_up:
+            return "reading_back"
+        return "backlog" if owned.backlog() >= self.limits.max_waiting else None

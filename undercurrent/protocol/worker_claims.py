@@ -1,0 +1,106 @@
+"""Claiming prompts: what is written before the engine sees one, and what follows when the claim was read back."""
+
+from __future__ import annotations
+
+from undercurrent.protocol.guards import GuardBook
+from undercurrent.protocol.messages import Accepted, GenerationEvent, GenerationKind
+from undercurrent.protocol.worker_commands import CommandDesk
+from undercurrent.protocol.worker_finals import dead_letter
+from undercurrent.protocol.worker_handover import release_run
+from undercurrent.protocol.worker_partition import OwnedPartition
+from undercurrent.protocol.worker_runs import Child, Phase, Run
+from undercurrent.protocol.worker_types import Action, Now, Prompt, Publish, Start
+
+
+class ClaimDesk:
+    """Makes runs out of prompts.
+
+    Args:
+        engine: configured name.
+        incarnation: of this worker.
+        commands: says which command binds a request.
+        guards: watches the runs.
+    """
+
+    def __init__(self, engine: str, incarnation: int, commands: CommandDesk, guards: GuardBook) -> None:
+        self._engine = engine
+        self._incarnation = incarnation
+        self._commands = commands
+        self._guards = guards
+
+    def claim(self, owned: OwnedPartition, prompt: Prompt, now: Now) -> Run:
+        """Return a run whose Accepted has to be written: one that takes an engine slot, or one that only ends."""
+        expired = prompt.deadline_us is not None and prompt.deadline_us < now.wall_us
+        abort = self._commands.binding(prompt.request_id)
+        slot = abort is None and prompt.defect is None and not expired
+        accepted = Accepted(
+            request_id=prompt.request_id,
+            attempt=owned.next_attempt(prompt.request_id),
+            engine=self._engine,
+            incarnation=self._incarnation,
+            epoch=owned.epoch,
+            prompt_partition=owned.number,
+            prompt_offset=prompt.offset,
+            content_hash=prompt.content_hash,
+            points=prompt.points if slot else (),
+            stream_partition=prompt.stream_partition,
+            n=prompt.n,
+            accepted_at_us=now.wall_us,
+        )
+        return Run(prompt=prompt, accepted=accepted, slot=slot, defect=prompt.defect, expired=expired, abort=abort)
+
+    def verified(self, owned: OwnedPartition, run: Run, now: Now) -> list[Action]:
+        """The claim was read back and holds: run it, end it, or give it up again."""
+        state = owned.reader.get(run.prompt.request_id)
+        if state is None:
+            return []
+        run.holder = state
+        run.children = {index: Child(open_streams=set(run.accepted.points)) for index in state.open_children}
+        if owned.leaving is not None:
+            return release_run(owned, run, owned.leaving, now)
+        if run.slot and run.abort is None:
+            run.phase, run.ran = Phase.RUNNING, True
+            self._guards.watch(*run.key, run.accepted.points)
+            return [Start(owned.number, run.key, run.prompt)]
+        run.phase = Phase.SETTLING
+        run.awaiting.add("previous")
+        for child in run.children.values():
+            child.open_streams.clear()
+        if run.abort is not None:
+            run.abort.applied_at_us = now.wall_us
+            return self._commands.applied(run)
+        return [dead_letter(owned, run, run.defect)] if run.defect is not None else []
+
+    def answer(self, owned: OwnedPartition, prompt: Prompt, now: Now) -> list[Action] | None:
+        """Return what settles a prompt that must not run, None when it may.
+
+        It must not when it is finished, or when an earlier prompt of this partition has its id.
+        """
+        done = owned.finished(prompt.request_id)
+        if done is not None and done.offset == prompt.offset:
+            owned.settle(prompt.request_id, prompt.offset)
+            return []
+        state = owned.reader.get(prompt.request_id)
+        if done is not None:
+            offset, content_hash, attempt = done.offset, done.content_hash, done.attempt
+        else:
+            offset = owned.offsets.get(prompt.request_id, prompt.offset)
+            content_hash, attempt = owned.content_hash(offset), 0
+            if state is not None and state.prompt_offset < offset:
+                offset, content_hash, attempt = state.prompt_offset, state.content_hash, state.attempt
+            if offset >= prompt.offset:
+                return None
+        same = content_hash == prompt.content_hash
+        owned.answering.add(prompt.offset)
+        event = GenerationEvent(
+            request_id=prompt.request_id,
+            attempt=attempt,
+            engine=self._engine,
+            incarnation=self._incarnation,
+            kind=GenerationKind.DUPLICATE if same else GenerationKind.REFUSED,
+            prompt_partition=owned.number,
+            prompt_offset=prompt.offset,
+            error=f"the prompt at offset {offset} has this id{'' if same else ', and other content'}",
+            emitted_at_us=now.wall_us,
+        )
+        return [Publish(owned.number, event)]

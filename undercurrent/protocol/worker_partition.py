@@ -1,0 +1,156 @@
+"""What a worker knows of one prompts partition that it owns."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from undercurrent.protocol.commits import Progress
+from undercurrent.protocol.epochs import Position
+from undercurrent.protocol.generations import GenerationsReader, RequestState
+from undercurrent.protocol.messages import Accepted, Outcome, ReleaseReason
+from undercurrent.protocol.worker_runs import Run
+from undercurrent.protocol.worker_types import Commit, Now, Prompt
+
+MAX_REMEMBERED = 100_000
+
+
+class Finished(NamedTuple):
+    """What is remembered of a request that has ended.
+
+    Args:
+        offset: of its prompt.
+        content_hash: of its prompt.
+        attempt: that closed it.
+        aborted: a child of it was aborted.
+    """
+
+    offset: int
+    content_hash: bytes
+    attempt: int
+    aborted: bool
+
+
+class OwnedPartition:
+    """Prompts, runs, log and progress of one partition, from its acquisition to its loss.
+
+    Args:
+        number: of the partition.
+        position: what the owner began with; its epoch is this ownership's.
+    """
+
+    def __init__(self, number: int, position: Position) -> None:
+        self.number = number
+        self.epoch = position.epoch
+        self.progress = Progress(position)
+        self.reader = GenerationsReader()
+        self.read_to = position.read_from
+        self.caught_up = False
+        self.waiting: dict[int, Prompt] = {}
+        self.urgent: dict[int, Prompt] = {}
+        self.offsets: dict[str, int] = {}
+        self.runs: dict[str, Run] = {}
+        self.closing: dict[str, Run] = {}
+        self.answering: set[int] = set()
+        self.leaving: ReleaseReason | None = None
+        self.leave_at_s = 0.0
+        self._remembered: OrderedDict[str, Finished] = OrderedDict()
+        self._committed: tuple[int, str] | None = None
+        self._commit_sent_s: float | None = None
+        self._swept_to = position.offset
+
+    @property
+    def active(self) -> bool:
+        """Prompts may be claimed here."""
+        return self.caught_up and self.leaving is None
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is in flight."""
+        return not self.runs and not self.closing
+
+    def backlog(self) -> int:
+        """Prompts that wait in memory."""
+        return len(self.waiting) + len(self.urgent)
+
+    def next_attempt(self, request_id: str) -> int:
+        """Return the number of a new attempt: at least the epoch, and above every one that the log has."""
+        state = self.reader.get(request_id)
+        return max(self.epoch, 1 if state is None else state.attempt + 1)
+
+    def finished(self, request_id: str) -> Finished | None:
+        """Return what is known of a request that has ended, None where it is open or unknown."""
+        state = self.reader.get(request_id)
+        if state is not None:
+            return _finished(state) if state.closed else None
+        return self._remembered.get(request_id)
+
+    def settle(self, request_id: str, offset: int) -> None:
+        """Note that a prompt is finished."""
+        self.waiting.pop(offset, None)
+        self.urgent.pop(offset, None)
+        if self.offsets.get(request_id) == offset:
+            del self.offsets[request_id]
+        self.progress.finish(offset)
+        self._sweep()
+
+    def content_hash(self, offset: int) -> bytes:
+        """Return the content hash of a prompt in memory, empty when it is not."""
+        run = next((run for run in self.runs.values() if run.prompt.offset == offset), None)
+        prompt = run.prompt if run else self.waiting.get(offset) or self.urgent.get(offset)
+        return prompt.content_hash if prompt else b""
+
+    def expects(self, offset: int) -> bool:
+        """Return whether a prompt waits for its claim, so that nothing else may settle it."""
+        return offset in self.waiting or offset in self.urgent
+
+    def expire(self, now: Now) -> None:
+        """Let waiting prompts whose deadline has passed end without an engine."""
+        for prompt in [p for p in self.waiting.values() if p.deadline_us is not None and p.deadline_us < now.wall_us]:
+            self.urgent[prompt.offset] = self.waiting.pop(prompt.offset)
+
+    def position_to_commit(self, now: Now, interval_s: float, serial: int, *, force: bool = False) -> Commit | None:
+        """Return a commit when there is something new to say and the last one is long enough ago."""
+        if not force and self._commit_sent_s is not None:
+            # An offset that stands still is worth a commit for its metadata alone, at a tenth of the pace.
+            moved = self._committed is None or self._committed[0] != self.progress.low
+            if now.mono_s - self._commit_sent_s < (interval_s if moved else 10 * interval_s):
+                return None
+        position, metadata = self.progress.position(self.reader, self.read_to)
+        if not force and (position.offset, metadata) == self._committed:
+            return None
+        self._committed = (position.offset, metadata)
+        self._commit_sent_s = now.mono_s
+        return Commit(self.number, position.offset, metadata, serial)
+
+    def commit_failed(self) -> None:
+        """Note that the last commit was refused, so that it is tried again."""
+        self._committed = None
+
+    def claims_of(self, message: Accepted, incarnation: int) -> Run | None:
+        """Return the run whose claim this is."""
+        run = self.runs.get(message.request_id)
+        if run is None or message.incarnation != incarnation or message.attempt != run.accepted.attempt:
+            return None
+        return run
+
+    def _sweep(self) -> None:
+        """Drop from the reader what lies below the low watermark; the last of it is remembered by name."""
+        low = self.progress.low
+        # Walking the whole reader for every finished prompt would be quadratic.
+        if low - self._swept_to < 64 and len(self.reader) < 256:
+            return
+        if low == self._swept_to:
+            return
+        self._swept_to = low
+        for state in [s for s in self.reader if s.prompt_offset < low and s.request_id not in self.closing]:
+            if state.closed:
+                self._remembered[state.request_id] = _finished(state)
+            self.reader.forget(state.request_id)
+        while len(self._remembered) > MAX_REMEMBERED:
+            self._remembered.popitem(last=False)
+
+
+def _finished(state: RequestState) -> Finished:
+    aborted = any(final.outcome is Outcome.ABORTED for final in state.finals.values())
+    return Finished(state.prompt_offset, state.content_hash, state.attempt, aborted)

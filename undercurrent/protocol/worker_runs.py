@@ -1,0 +1,247 @@
+"""One attempt of one request in a worker, from its claim to its finals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from undercurrent.protocol.generations import RequestState
+from undercurrent.protocol.messages import (
+    AbortCause,
+    Accepted,
+    AckOutcome,
+    ControlAck,
+    ControlCommand,
+    GenerationEvent,
+    GenerationKind,
+    Guard,
+    Outcome,
+    Released,
+    ReleaseReason,
+)
+from undercurrent.protocol.worker_types import Defect, Now, Prompt, RunKey, StreamKey
+
+DEADLINE = "deadline"
+ABORT = "abort"
+
+
+class Phase(Enum):
+    """How far a run has come."""
+
+    CLAIMED = auto()
+    """Its Accepted is written, not yet read back."""
+    RUNNING = auto()
+    """The engine has it."""
+    SETTLING = auto()
+    """It will never run, or no longer runs: stream ends, guards and finals are left."""
+
+
+@dataclass(slots=True)
+class Child:
+    """One child of a run.
+
+    Args:
+        finish_reason: what the engine said at its end.
+        stopped_at_s: when it said so, monotonic.
+        generated_tokens: tokens so far.
+        prompt_tokens: tokens of the prompt.
+        cached_tokens: of them from a prefix cache.
+        first_token_at_us: when the first token came.
+        open_streams: points whose stream's end is not acknowledged yet.
+        guards_from_s: since when its final waits for guards.
+        written: its final is written.
+    """
+
+    open_streams: set[str]
+    finish_reason: str | None = None
+    stopped_at_s: float = 0.0
+    generated_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    first_token_at_us: int | None = None
+    guards_from_s: float | None = None
+    written: bool = False
+
+    def count(self, tokens: int, prompt_tokens: int, cached_tokens: int, now: Now) -> None:
+        """Note what the engine says of it."""
+        self.generated_tokens += tokens
+        self.prompt_tokens = prompt_tokens or self.prompt_tokens
+        self.cached_tokens = cached_tokens or self.cached_tokens
+        if tokens and self.first_token_at_us is None:
+            self.first_token_at_us = now.wall_us
+
+
+@dataclass(slots=True)
+class Abort:
+    """The command that stops a run.
+
+    Args:
+        command: it.
+        received_at_us: when the worker read it.
+        applied_at_us: when the engine had stopped.
+        acknowledged: its outcome is written.
+    """
+
+    command: ControlCommand
+    received_at_us: int
+    applied_at_us: int | None = None
+    acknowledged: bool = False
+
+    @property
+    def cause(self) -> AbortCause:
+        """What the final says of it."""
+        return AbortCause(
+            command_id=self.command.command_id,
+            source=self.command.source,
+            probe=self.command.probe,
+            token_pos=self.command.token_pos,
+            score=self.command.score,
+            reason=self.command.reason,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """One attempt of one request.
+
+    Args:
+        prompt: what to run.
+        accepted: the claim as it was written.
+        slot: it may run, so it counts against the engine's slots; the others are only finished.
+        defect: why it cannot run.
+        expired: its deadline has passed.
+        abort: the command that stops it.
+        late: commands that came when nothing was left to stop, with the time they were read.
+        previous: the attempt that held the request before, whose streams may still be open.
+        children: state of each child that has no valid final yet.
+        awaiting: what a final has to wait for: `previous` streams to be looked at, `dead_letter`, `streams`.
+        acks: commands whose acknowledgement is not delivered yet.
+        ran: the engine had it.
+        holder: the claim as it was read back.
+    """
+
+    prompt: Prompt
+    accepted: Accepted
+    slot: bool
+    phase: Phase = Phase.CLAIMED
+    defect: Defect | None = None
+    expired: bool = False
+    abort: Abort | None = None
+    late: list[tuple[ControlCommand, int]] = field(default_factory=list)
+    previous: RequestState | None = None
+    children: dict[int, Child] = field(default_factory=dict)
+    awaiting: set[str] = field(default_factory=set)
+    acks: set[str] = field(default_factory=set)
+    ran: bool = False
+    holder: RequestState | None = None
+
+    @property
+    def key(self) -> RunKey:
+        """Name of this run."""
+        return RunKey(self.prompt.request_id, self.accepted.attempt)
+
+    @property
+    def token_index(self) -> int:
+        """Tokens generated so far, of the child that has most."""
+        return max((child.generated_tokens for child in self.children.values()), default=0)
+
+    @property
+    def stopped(self) -> bool:
+        """The engine is done with every child."""
+        return bool(self.children) and all(child.finish_reason is not None for child in self.children.values())
+
+    @property
+    def partly_stopped(self) -> bool:
+        """The engine is done with some child."""
+        return any(child.finish_reason is not None for child in self.children.values())
+
+    @property
+    def written(self) -> bool:
+        """Every final is written, though perhaps not read back."""
+        return bool(self.children) and all(child.written for child in self.children.values())
+
+    def streams_ended(self, streams: Iterable[StreamKey]) -> None:
+        """Note streams whose end is acknowledged."""
+        for stream in streams:
+            child = self.children.get(stream.child)
+            if child is not None:
+                child.open_streams.discard(stream.point)
+
+    def final(self, index: int, guards: tuple[Guard, ...], now: Now) -> GenerationEvent:
+        """Return the final of a child."""
+        child = self.children[index]
+        outcome, reason, error = self._outcome(child)
+        return GenerationEvent(
+            request_id=self.prompt.request_id,
+            attempt=self.accepted.attempt,
+            index=index,
+            engine=self.accepted.engine,
+            incarnation=self.accepted.incarnation,
+            kind=GenerationKind.FINAL,
+            first_token_index=child.generated_tokens,
+            prompt_partition=self.accepted.prompt_partition,
+            prompt_offset=self.accepted.prompt_offset,
+            outcome=outcome,
+            finish_reason=reason,
+            error=error,
+            abort=self.abort.cause if self.abort is not None and outcome is Outcome.ABORTED else None,
+            prompt_tokens=child.prompt_tokens,
+            cached_tokens=child.cached_tokens,
+            generated_tokens=child.generated_tokens,
+            guards=guards,
+            first_token_at_us=child.first_token_at_us,
+            emitted_at_us=now.wall_us,
+        )
+
+    def _outcome(self, child: Child) -> tuple[Outcome, str, str | None]:
+        if child.finish_reason not in (None, ABORT):
+            return Outcome.COMPLETED, str(child.finish_reason), None
+        if self.abort is not None:
+            return Outcome.ABORTED, ABORT, None
+        if self.defect is not None:
+            return Outcome.FAILED, self.defect.kind, self.defect.error
+        if self.expired:
+            return Outcome.FAILED, DEADLINE, "its deadline had passed before it could start"
+        return Outcome.FAILED, "engine_stopped", "the engine stopped it and nobody had asked for that"
+
+    def released(self, reason: ReleaseReason, now: Now) -> Released:
+        """Return the record that gives this run up."""
+        return Released(
+            request_id=self.prompt.request_id,
+            attempt=self.accepted.attempt,
+            engine=self.accepted.engine,
+            incarnation=self.accepted.incarnation,
+            prompt_partition=self.accepted.prompt_partition,
+            prompt_offset=self.accepted.prompt_offset,
+            reason=reason,
+            released_at_us=now.wall_us,
+        )
+
+
+def acknowledgement(
+    command: ControlCommand,
+    outcome: AckOutcome,
+    *,
+    engine: str,
+    incarnation: int,
+    received_at_us: int,
+    attempt: int | None = None,
+    token_index: int | None = None,
+    applied_at_us: int | None = None,
+) -> ControlAck:
+    """Return the answer to a command, with its times copied from it."""
+    return ControlAck(
+        command_id=command.command_id,
+        request_id=command.request_id,
+        attempt=attempt,
+        engine=engine,
+        incarnation=incarnation,
+        outcome=outcome,
+        token_index=token_index,
+        captured_at_us=command.captured_at_us,
+        published_at_us=command.published_at_us,
+        decided_at_us=command.decided_at_us,
+        received_at_us=received_at_us,
+        applied_at_us=applied_at_us,
+    )
