@@ -1,1 +1,1 @@
-"""."""
+"""In-process dispatch of records to probes."""
