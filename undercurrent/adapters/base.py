@@ -102,7 +102,7 @@ class EngineInfo:
 
 
 class Engine(Protocol):
-    """An inference engine under one event loop. Implementations: vLLM, and the scripted one in `undercurrent.testing`."""
+    """An inference engine under one event loop: vLLM, or the scripted one in `undercurrent.testing`."""
 
     @property
     def info(self) -> EngineInfo:
@@ -141,7 +141,7 @@ class Engine(Protocol):
         ...
 
     async def abort(self, engine_id: str) -> None:
-        """Stop a request from the next scheduler step on; its iterator then ends with `abort`. Unknown ids are nothing."""
+        """Stop a request from the next scheduler step on; its iterator ends with `abort`. Unknown ids are nothing."""
         ...
 
     async def close(self) -> None:

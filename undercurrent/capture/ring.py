@@ -62,6 +62,8 @@ from undercurrent.errors import RingError
 
 __all__ = ["ALIGNMENT", "FRAME_HEAD_BYTES", "PAD", "Frame", "Ring", "RingReader", "RingStats", "RingWriter"]
 
+_NOTE_AT, _NOTE_BYTES = 1024, 3000
+
 
 @dataclass(frozen=True, slots=True)
 class RingStats:
@@ -183,6 +185,23 @@ class Ring:
     def control_reserve(self) -> int:
         """Bytes that data frames leave to control frames."""
         return int(self.words[W_RESERVE])
+
+    def set_note(self, text: str) -> None:
+        """Leave a text for the other processes, such as why the writer cannot start; cut at 3,000 bytes.
+
+        Args:
+            text: replaces the one before.
+        """
+        data = text.encode()[:_NOTE_BYTES]
+        self._bytes[_NOTE_AT : _NOTE_AT + 4] = (0).to_bytes(4, "little")
+        self._bytes[_NOTE_AT + 4 : _NOTE_AT + 4 + len(data)] = data
+        self._bytes[_NOTE_AT : _NOTE_AT + 4] = len(data).to_bytes(4, "little")
+
+    @property
+    def note(self) -> str:
+        """The text that was left last, empty before there was one."""
+        size = min(int.from_bytes(self._bytes[_NOTE_AT : _NOTE_AT + 4], "little"), _NOTE_BYTES)
+        return bytes(self._bytes[_NOTE_AT + 4 : _NOTE_AT + 4 + size]).decode(errors="replace")
 
     def stats(self) -> RingStats:
         """Return the counters of both sides; each is exact, together they may be a moment apart."""

@@ -202,6 +202,14 @@ class Tracker:
         for engine_id in engine_ids:
             self.close(engine_id, "capture_error", detail)
 
+    def fail_all(self, detail: str) -> None:
+        """End the streams of every request because of an error.
+
+        Args:
+            detail: what went wrong; never a token or a tensor.
+        """
+        self.fail(list(self._requests), detail)
+
     def fault(self, kind: str, detail: str, engine_id: str = "") -> None:
         """Report an error that has no stream.
 
@@ -213,6 +221,15 @@ class Tracker:
         self._writer.count_error()
         fault = Fault(kind=kind, detail=detail[:_MAX_DETAIL], engine_id=engine_id, at_us=self._clock_us())
         self._writer.put_control(*encode(fault))
+
+    def idle(self, step: int) -> None:
+        """Record a step that had nothing to capture.
+
+        Args:
+            step: its number.
+        """
+        self._writer.beat(step, self._clock_us())
+        self._writer.commit()
 
     def step(self, batch: Batch, stale: Collection[TapGroup] = ()) -> None:
         """Write the rows of one step.

@@ -1,0 +1,204 @@
+"""The only reader of vLLM's private names. It is tested on the versions of `version_check`.
+
+`install` wraps one method of vLLM's worker class; the rest is done on the worker's instance, after its model is loaded.
+`RunnerV1` says what the rows of a step are. `refusals` names what capture does not support.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from vllm.config import CompilationMode, VllmConfig
+from vllm.v1.worker import gpu_worker
+
+from undercurrent.adapters.vllm.settings import settings_of
+from undercurrent.capture.tracker import Batch
+from undercurrent.errors import CaptureError
+
+logger = logging.getLogger(__name__)
+
+_INSTALLED = "_undercurrent_installed"
+_RUNTIME = "_undercurrent_capture"
+
+
+def install() -> None:
+    """Wrap `Worker.load_model` once, so that an engine that asks for capture gets its taps when its model is there."""
+    worker_class = gpu_worker.Worker
+    original = worker_class.load_model
+    if getattr(original, _INSTALLED, False):
+        return
+
+    @functools.wraps(original)
+    def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - vLLM's own signature
+        if settings_of(self.vllm_config.additional_config) is None:
+            return original(self, *args, **kwargs)
+        from undercurrent.adapters.vllm.runtime import attach
+
+        finish = attach(self)
+        result = original(self, *args, **kwargs)
+        finish()
+        return result
+
+    setattr(load_model, _INSTALLED, True)
+    worker_class.load_model = load_model
+
+
+def runtime_of(worker: Any) -> Any:  # noqa: ANN401 - a vLLM worker
+    """Return what `keep_runtime` kept on a worker, or None."""
+    return getattr(worker, _RUNTIME, None)
+
+
+def keep_runtime(worker: Any, runtime: object) -> None:  # noqa: ANN401 - a vLLM worker
+    """Keep the capture runtime as long as its worker lives."""
+    setattr(worker, _RUNTIME, runtime)
+
+
+def refusals(config: VllmConfig, *, v2_runner: bool) -> list[str]:
+    """Return what this configuration asks for that capture does not support yet, by name.
+
+    Args:
+        config: of the engine.
+        v2_runner: whether the engine uses the V2 model runner.
+    """
+    model, parallel, scheduler = config.model_config, config.parallel_config, config.scheduler_config
+    checks = {
+        "the V2 model runner (set VLLM_USE_V2_MODEL_RUNNER=0)": v2_runner,
+        "torch.compile and CUDA graphs (set enforce_eager)": (
+            config.compilation_config.mode not in {None, CompilationMode.NONE} or not model.enforce_eager
+        ),
+        "async_scheduling (set it to false)": bool(scheduler.async_scheduling),
+        "speculative decoding": config.speculative_config is not None,
+        "tensor parallelism": parallel.tensor_parallel_size > 1,
+        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
+        "data parallelism": parallel.data_parallel_size > 1,
+        "prefill context parallelism": parallel.prefill_context_parallel_size > 1,
+        "decode context parallelism": parallel.decode_context_parallel_size > 1,
+        "micro-batching": parallel.use_ubatching,
+        "sequence-parallel MoE": parallel.use_sequence_parallel_moe,
+        "pooling models": model.runner_type != "generate",
+        "encoder-decoder models": model.is_encoder_decoder,
+        "diffusion models": model.is_diffusion,
+        "multimodal models": model.is_multimodal_model,
+        "prompt embeddings": model.enable_prompt_embeds,
+        "kv_sharing_fast_prefill": config.cache_config.kv_sharing_fast_prefill,
+        "KV transfer": config.kv_transfer_config is not None,
+        "encoder-cache transfer": config.ec_transfer_config is not None,
+    }
+    return [name for name, asked in checks.items() if asked]
+
+
+def check_supported(config: VllmConfig, *, v2_runner: bool) -> None:
+    """Refuse a configuration that capture does not support.
+
+    Raises:
+        CaptureError: it names every reason.
+    """
+    reasons = refusals(config, v2_runner=v2_runner)
+    if reasons:
+        raise CaptureError(f"activations cannot be captured yet with: {'; '.join(reasons)}")
+
+
+class RunnerV1:
+    """The V1 model runner: which rows the step that just ran had, and which requests came and went with it.
+
+    Args:
+        runner: vLLM's model runner.
+
+    Raises:
+        CaptureError: it does not look like the one that this adapter knows.
+    """
+
+    def __init__(self, runner: Any) -> None:  # noqa: ANN401 - vLLM's model runner
+        self._runner = runner
+        try:
+            arrays = (
+                runner.query_start_loc.np,
+                runner.input_ids.np,
+                runner.input_batch.num_computed_tokens_cpu,
+            )
+            self.max_rows: int = int(runner.max_num_tokens)
+            self.vocab_size: int = int(runner.input_batch.vocab_size)
+            list(runner.input_batch.req_ids)
+        except AttributeError as exc:
+            raise CaptureError(f"the model runner has another shape than expected: {exc}") from exc
+        if any(not isinstance(a, np.ndarray) or a.dtype != np.int32 for a in arrays):
+            raise CaptureError("the model runner's arrays are not int32")
+
+    @property
+    def model(self) -> Any:  # noqa: ANN401 - a torch module
+        """The loaded model."""
+        return self._runner.get_model()
+
+    @property
+    def device_type(self) -> str:
+        """Where the model runs, as torch calls it."""
+        return str(self._runner.device.type)
+
+    def wrap_execute_model(self, before: Callable[[Any], None], after: Callable[[Any], None]) -> None:
+        """Call `before` and `after` around every step; neither may raise.
+
+        Args:
+            before: gets the scheduler's output before the batch is changed.
+            after: gets it when the forward pass has run and the batch still is this step's.
+        """
+        original = self._runner.execute_model
+
+        @functools.wraps(original)
+        def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            before(scheduler_output)
+            result = original(scheduler_output, *args, **kwargs)
+            after(scheduler_output)
+            return result
+
+        self._runner.execute_model = execute_model
+
+    def batch(self, step: int, rows: int) -> Batch:
+        """Return the batch of the step that just ran.
+
+        Args:
+            step: its number.
+            rows: tokens that the scheduler asked for.
+
+        Raises:
+            CaptureError: what the runner says does not fit together.
+        """
+        input_batch = self._runner.input_batch
+        ids = input_batch.req_ids
+        starts = self._runner.query_start_loc.np
+        if len(ids) != input_batch.num_reqs or starts[0] != 0 or starts[len(ids)] != rows:
+            raise CaptureError(f"a batch of {len(ids)} requests does not cover the {rows} rows of its step")
+        return Batch(step, ids, input_batch.num_computed_tokens_cpu, starts, self._runner.input_ids.np)
+
+    def dummy_run(self, token_ids: np.ndarray) -> None:
+        """Run the model's forward pass on some token ids, without requests and without a KV cache.
+
+        Args:
+            token_ids: int32 [n].
+        """
+        ids = self._runner.input_ids
+        ids.np[: len(token_ids)] = token_ids
+        ids.copy_to_gpu(len(token_ids))
+        # No graphs and no LoRA: what is checked is the plain module.
+        self._runner._dummy_run(len(token_ids))  # noqa: SLF001 - compat is where private names are read
+
+
+def new_requests(scheduler_output: Any) -> list[Any]:  # noqa: ANN401 - vLLM's SchedulerOutput
+    """Return the requests that are scheduled for the first time."""
+    requests: list[Any] = scheduler_output.scheduled_new_reqs
+    return requests
+
+
+def order_of(new_request: Any, key: str) -> object:  # noqa: ANN401 - vLLM's NewRequestData
+    """Return the raw order of a new request, None where it has none."""
+    params = new_request.sampling_params
+    extra = params.extra_args if params is not None else None
+    return extra.get(key) if isinstance(extra, Mapping) else None
+
+
+def lora_of(new_request: Any) -> str:  # noqa: ANN401 - vLLM's NewRequestData
+    """Return the name of a new request's LoRA adapter, empty for none."""
+    return "" if new_request.lora_request is None else str(new_request.lora_request.lora_name)

@@ -1,0 +1,315 @@
+"""vLLM behind the engine contract: requests in, deltas out; activations leave by the ring.
+
+The driver's side only: vLLM's engine core, and the capture in it, run in a process that vLLM starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from undercurrent.adapters.base import CaptureOrder, EngineDelta, EngineInfo, EngineRequest
+from undercurrent.adapters.fingerprint import model_fingerprint
+from undercurrent.adapters.vllm.settings import CONFIG_KEY, DEFAULT_MAX_TAP_BYTES, CaptureSettings, additional_config
+from undercurrent.adapters.vllm.version_check import check_vllm_version
+from undercurrent.capture.points import Order
+from undercurrent.capture.ring import Ring
+from undercurrent.errors import BadRequestError, CaptureError, ConfigError, EngineDeadError
+from undercurrent.protocol.messages import Sampling
+from undercurrent.spec import ExtractionPoint
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+logger = logging.getLogger(__name__)
+
+_DEFAULTS: Mapping[str, Any] = {
+    "enforce_eager": True,
+    "async_scheduling": False,
+    "disable_log_stats": True,
+    "enable_log_requests": False,
+}
+_SHUTDOWN_S = 10.0
+TENSOR_TYPES = ("residual_stream", "attn_out", "mlp_out", "final_norm")
+
+
+class VLLMEngine:
+    """Implements `adapters.base.Engine`.
+
+    Args:
+        model: folder or name of the model.
+        engine_args: more fields of vLLM's AsyncEngineArgs.
+        points: what requests may capture.
+        ring: where the captured rows go; needed when there are points.
+        max_tap_bytes: refuse to start when the tap buffers would need more.
+        block_timeout_s: how long a point with `overflow: block` waits for the ring's reader.
+        check_plans: verify the capture plan in every step; for tests.
+        served_name: how the model is called in `info`; `model` by default.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        engine_args: Mapping[str, Any] | None = None,
+        points: Sequence[ExtractionPoint] = (),
+        ring: Ring | None = None,
+        max_tap_bytes: int = DEFAULT_MAX_TAP_BYTES,
+        block_timeout_s: float = 1.0,
+        check_plans: bool = False,
+        served_name: str | None = None,
+    ) -> None:
+        if points and ring is None:
+            raise ConfigError("extraction points need a ring to write to")
+        self._model = model
+        self._name = served_name or model
+        self._engine_args = dict(engine_args or {})
+        self._points = tuple(points)
+        self._ring = ring
+        self._options = {
+            "max_tap_bytes": max_tap_bytes,
+            "block_timeout_s": block_timeout_s,
+            "check_plans": check_plans,
+        }
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._llm: AsyncLLM | None = None
+        self._info: EngineInfo | None = None
+        self._outputs = 0
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about the running engine; valid after `start`."""
+        if self._info is None:
+            raise EngineDeadError("the engine has not started")
+        return self._info
+
+    @property
+    def steps(self) -> int:
+        """Scheduler steps so far, from the ring's header; outputs seen where nothing is captured."""
+        return self._ring.stats().steps if self._ring is not None and self._points else self._outputs
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """What the worker's self-check found, empty where nothing is captured."""
+        note = self._ring.note if self._ring is not None else ""
+        return json.loads(note) if note else {}
+
+    async def start(self) -> None:
+        """Load the model and be ready to generate.
+
+        Raises:
+            CaptureError: a point, or something that the engine is configured with, does not go with capture; by name.
+            EngineDeadError: the engine did not come up; its log says why.
+        """
+        version = check_vllm_version()
+        # The V2 runner is the default on GPUs and not supported yet; an explicit choice is refused, not overwritten.
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        config = await asyncio.to_thread(self._config)
+        try:
+            # In a thread: it waits for the engine core, and this loop has other things to do meanwhile.
+            self._llm = await asyncio.to_thread(AsyncLLM.from_vllm_config, config, disable_log_stats=True)
+        except Exception as exc:
+            # vLLM raises anything from here, mostly a RuntimeError that says nothing; the worker left its reason.
+            self._drop_settings()
+            reason = self.report.get("error")
+            if reason:
+                raise CaptureError(str(reason)) from exc
+            raise EngineDeadError(f"vLLM did not start: {exc}") from exc
+        self._info = await self._describe(config, version)
+
+    def _config(self) -> Any:  # noqa: ANN401 - a VllmConfig
+        from vllm.engine.arg_utils import AsyncEngineArgs
+
+        from undercurrent.adapters.vllm import compat
+
+        values = {**_DEFAULTS, **self._engine_args, "model": self._model}
+        if self._points and self._ring is not None:
+            self._folder = tempfile.TemporaryDirectory(prefix="undercurrent-")
+            path = Path(self._folder.name) / "capture.json"
+            CaptureSettings(ring=self._ring.path, points=self._points, **self._options).write(path)  # type: ignore[arg-type]
+            values["additional_config"] = {
+                **values.get("additional_config", {}),
+                **additional_config(self._points, path),
+            }
+        known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise ConfigError(f"unknown engine arguments: {', '.join(unknown)}")
+        config = AsyncEngineArgs(**values).create_engine_config()
+        if self._points:
+            compat.check_supported(config, v2_runner=config.use_v2_model_runner)
+        return config
+
+    async def _describe(self, config: Any, version: str) -> EngineInfo:  # noqa: ANN401 - a VllmConfig
+        import torch
+
+        model = config.model_config
+        folder = Path(self._model)
+        fingerprint = await asyncio.to_thread(model_fingerprint, folder) if folder.is_dir() else ""
+        return EngineInfo(
+            model=self._name,
+            model_fingerprint=fingerprint,
+            dtype=str(model.dtype).removeprefix("torch."),
+            layers=model.get_total_num_hidden_layers(),
+            width=model.get_hidden_size(),
+            max_model_len=model.max_model_len,
+            max_num_seqs=config.scheduler_config.max_num_seqs,
+            tensor_types=TENSOR_TYPES,
+            versions={"vllm": version, "torch": torch.__version__},
+        )
+
+    async def check(self, request: EngineRequest) -> int:
+        """Return the number of prompt tokens of a request that can run.
+
+        Raises:
+            BadRequestError: it cannot, and why.
+            EngineDeadError: the engine is gone.
+        """
+        llm = self._alive()
+        token_ids = request.prompt_token_ids
+        if (request.prompt is None) == (token_ids is None):
+            raise BadRequestError("exactly one of a prompt and prompt token ids is needed")
+        if token_ids is None:
+            tokenizer = llm.get_tokenizer()
+            token_ids = tuple(await asyncio.to_thread(tokenizer.encode, request.prompt))
+        vocab = llm.model_config.get_vocab_size()
+        if not token_ids:
+            raise BadRequestError("the prompt has no tokens")
+        if min(token_ids) < 0 or max(token_ids) >= vocab:
+            raise BadRequestError(f"a prompt token id is outside 0 to {vocab - 1}")
+        most = self.info.max_model_len
+        wanted = request.sampling.max_tokens or 1
+        if len(token_ids) + wanted > most:
+            raise BadRequestError(
+                f"{len(token_ids)} prompt tokens and {wanted} to generate are more than the model's {most}"
+            )
+        self._check_capture(request)
+        self._params(request)
+        return len(token_ids)
+
+    def _check_capture(self, request: EngineRequest) -> None:
+        names = {point.name for point in self._points}
+        missing = sorted(set(request.capture.points) - names) if request.capture else []
+        if missing:
+            raise BadRequestError(f"unknown extraction points: {', '.join(missing)}")
+        if request.lora is not None:
+            raise BadRequestError("this engine has no LoRA adapters")
+
+    def _params(self, request: EngineRequest) -> SamplingParams:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        sampling = request.sampling
+        given = {
+            field.name: getattr(sampling, field.name)
+            for field in dataclasses.fields(Sampling)
+            if getattr(sampling, field.name) not in {None, ()}
+        }
+        for name in ("stop", "stop_token_ids"):
+            if name in given:
+                given[name] = list(given[name])
+        if request.capture is not None and request.capture.points:
+            order = _order(request.engine_id, request.capture, sampling.n)
+            given["extra_args"] = {CONFIG_KEY: order.to_json()}
+        try:
+            return SamplingParams(
+                **given,
+                output_kind=RequestOutputKind.DELTA,
+                skip_reading_prefix_cache=request.skip_prefix_cache or None,
+            )
+        except (ValueError, TypeError) as exc:
+            raise BadRequestError(f"bad sampling parameters: {exc}") from exc
+
+    async def submit(self, request: EngineRequest) -> AsyncIterator[EngineDelta]:
+        """Generate. Every child ends with exactly one delta that has a `finish_reason`.
+
+        Raises:
+            BadRequestError: the engine refuses this request.
+            EngineDeadError: the engine is gone.
+        """
+        from vllm.exceptions import VLLMClientError
+        from vllm.inputs import TokensPrompt
+        from vllm.v1.engine.exceptions import EngineDeadError as VLLMEngineDead
+
+        llm = self._alive()
+        params = self._params(request)
+        token_ids = request.prompt_token_ids
+        if token_ids is None:
+            tokenizer = llm.get_tokenizer()
+            token_ids = tuple(await asyncio.to_thread(tokenizer.encode, request.prompt))
+        prompt = TokensPrompt(prompt_token_ids=list(token_ids))
+        try:
+            async for output in llm.generate(prompt, params, request.engine_id, priority=request.priority):
+                self._outputs += 1
+                for child in output.outputs:
+                    yield EngineDelta(
+                        index=child.index,
+                        token_ids=tuple(child.token_ids),
+                        text=child.text,
+                        finish_reason=child.finish_reason,
+                        prompt_tokens=len(token_ids),
+                        cached_tokens=output.num_cached_tokens or 0,
+                    )
+        except VLLMEngineDead as exc:
+            raise EngineDeadError("vLLM's engine core died; its log says why") from exc
+        except (VLLMClientError, ValueError, TypeError) as exc:
+            raise BadRequestError(str(exc)) from exc
+
+    async def abort(self, engine_id: str) -> None:
+        """Stop a request from the next scheduler step on; its iterator ends with `abort`. Unknown ids are nothing."""
+        if self._llm is not None and not self._llm.errored:
+            await self._llm.abort(engine_id)
+
+    async def collective_rpc(self, method: Any, *args: object) -> list[Any]:  # noqa: ANN401 - vLLM's own signature
+        """Call a method of the worker, or where vLLM allows it a function on it; for tests and diagnosis.
+
+        Args:
+            method: name, or a function whose first argument is the worker.
+            args: its further arguments.
+        """
+        results: list[Any] = await self._alive().collective_rpc(method, args=args)
+        return results
+
+    async def close(self) -> None:
+        """Stop the engine and every process that it started."""
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            await asyncio.to_thread(llm.shutdown, _SHUTDOWN_S)
+            handler = llm.output_handler
+            if handler is not None:
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await handler
+        self._drop_settings()
+
+    def _alive(self) -> AsyncLLM:
+        if self._llm is None or self._llm.errored:
+            raise EngineDeadError("vLLM is not running")
+        return self._llm
+
+    def _drop_settings(self) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+
+def _order(engine_id: str, capture: CaptureOrder, n: int) -> Order:
+    return Order(
+        request_id=capture.request_id,
+        attempt=capture.attempt,
+        points=capture.points,
+        partition=capture.partition,
+        tenant=capture.tenant,
+        n=n,
+        engine_id=engine_id,
+    )

@@ -1,0 +1,220 @@
+"""What runs in vLLM's worker: it joins the taps, the tracker and the ring to the steps of the model runner.
+
+Nothing raised here leaves `execute_model`: what concerns one request ends its capture with an error, what concerns a
+step ends the capture of the requests in it, and serving goes on. At start it is the other way round: whatever is not
+understood refuses to start, by name.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from vllm.config import VllmConfig
+
+from undercurrent.adapters.vllm import compat
+from undercurrent.adapters.vllm.model_map import ModelMap
+from undercurrent.adapters.vllm.selfcheck import self_check
+from undercurrent.adapters.vllm.settings import CONFIG_KEY, CaptureSettings, settings_of
+from undercurrent.adapters.vllm.tap import TapSet
+from undercurrent.adapters.vllm.version_check import check_vllm_version
+from undercurrent.capture.points import CapturePoint, child_index, parse_order, tap_groups
+from undercurrent.capture.ring import Ring
+from undercurrent.capture.tracker import Tracker
+from undercurrent.errors import CaptureError, ProbingError
+
+logger = logging.getLogger(__name__)
+
+
+def attach(worker: Any) -> Callable[[], None]:  # noqa: ANN401 - a vLLM worker
+    """Prepare capture on a worker whose model is not loaded yet; return what to call when it is.
+
+    Args:
+        worker: of vLLM.
+
+    Raises:
+        CaptureError: this engine cannot capture; the reason is in the ring's note as well.
+    """
+    settings = settings_of(worker.vllm_config.additional_config)
+    if settings is None:
+        raise CaptureError("this engine's additional_config does not ask for capture")
+    ring = Ring.open(settings.ring)
+    with _Told(ring):
+        check_vllm_version()
+        compat.check_supported(worker.vllm_config, v2_runner=worker.use_v2_model_runner)
+
+    def finish() -> None:
+        with _Told(ring):
+            capture = WorkerCapture(settings, ring, worker.vllm_config, compat.RunnerV1(worker.model_runner))
+            compat.keep_runtime(worker, capture)
+        warm_up = worker.compile_or_warm_up_model
+
+        # The KV cache exists and nothing is served yet: the moment for the self-check.
+        @functools.wraps(warm_up)
+        def checked(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - vLLM's own signature
+            result = warm_up(*args, **kwargs)
+            with _Told(ring):
+                capture.start()
+            return result
+
+        worker.compile_or_warm_up_model = checked
+
+    return finish
+
+
+class _Told:
+    """Writes an error that prevents the start into the ring, where the driver finds it, and lets it go on."""
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, Exception):
+            text = str(error) if isinstance(error, ProbingError) else f"{type(error).__name__}: {error}"
+            self._ring.set_note(json.dumps({"error": text}))
+
+
+class WorkerCapture:
+    """Capture in one worker.
+
+    Args:
+        settings: from the driver.
+        ring: where frames go.
+        config: of the engine.
+        runner: the model runner, its model loaded.
+
+    Raises:
+        CaptureError: a point cannot be captured on this model.
+    """
+
+    def __init__(self, settings: CaptureSettings, ring: Ring, config: VllmConfig, runner: compat.RunnerV1) -> None:
+        model_config = config.model_config
+        layers, width = model_config.get_total_num_hidden_layers(), model_config.get_hidden_size()
+        dtype = str(model_config.dtype).removeprefix("torch.")
+        points = tuple(
+            CapturePoint.of(point, layers=layers, width=width, model_dtype=dtype) for point in settings.points
+        )
+        self._runner = runner
+        self._ring = ring
+        self._parts = ModelMap.of(runner.model, layers)
+        device = next(runner.model.parameters()).device
+        self._taps = TapSet(
+            tap_groups(points),
+            self._parts,
+            width=width,
+            max_rows=runner.max_rows,
+            device=device,
+            max_tap_bytes=settings.max_tap_bytes,
+        )
+        if device.type != "cpu":
+            logger.warning("rows are copied from %s at the end of each step; this path is not tuned", device)
+        self._tracker = Tracker(
+            points,
+            self._taps.rows_as_bytes(),
+            ring.writer(),
+            block_timeout_s=settings.block_timeout_s,
+            check_plans=settings.check_plans,
+        )
+        self._known = frozenset(point.name for point in points)
+        self._step = 1
+        self._armed = False
+        self._dead = False
+        self.report: dict[str, Any] = {"layers": layers, "width": width, "dtype": dtype}
+
+    def start(self) -> None:
+        """Check the taps on the running model, then begin to capture.
+
+        Raises:
+            CaptureError: the self-check failed.
+        """
+        rows = min(self._runner.max_rows, 16)
+        stream = self_check(self._runner.dummy_run, self._taps, self._parts, self._runner.vocab_size, rows)
+        self.report |= {
+            "taps": len(self._taps.taps),
+            "tap_bytes": self._taps.bytes,
+            "residual_stream": stream,
+            "vllm": check_vllm_version(),
+        }
+        self._runner.wrap_execute_model(self._before, self._after)
+        self._ring.set_note(json.dumps(self.report))
+        logger.info("capture is on: %s", self.report)
+
+    def _before(self, scheduler_output: Any) -> None:  # noqa: ANN401 - vLLM's SchedulerOutput
+        if self._dead:
+            return
+        try:
+            # Finished requests may come in a step without tokens, and before a new one of the same id.
+            for engine_id in scheduler_output.finished_req_ids:
+                self._tracker.close(engine_id)
+            for request in compat.new_requests(scheduler_output):
+                self._open(request)
+            self._step += 1
+            rows = scheduler_output.total_num_scheduled_tokens
+            self._armed = rows > 0 and self._tracker.live
+            if self._armed:
+                self._taps.arm(self._step, rows)
+        # The engine's step is our loop's edge: whatever we did wrong must not stop the engine.
+        except Exception as exc:
+            self._give_up(exc)
+
+    def _after(self, scheduler_output: Any) -> None:  # noqa: ANN401 - vLLM's SchedulerOutput
+        if self._dead:
+            return
+        try:
+            self._taps.disarm()
+            if self._armed:
+                self._write(scheduler_output)
+            else:
+                self._tracker.idle(self._step)
+        # As above.
+        except Exception as exc:
+            self._give_up(exc)
+
+    def _write(self, scheduler_output: Any) -> None:  # noqa: ANN401 - vLLM's SchedulerOutput
+        rows = scheduler_output.total_num_scheduled_tokens
+        try:
+            stale = self._taps.stale(self._step, rows)
+            self._tracker.step(self._runner.batch(self._step, rows), stale)
+        # As above: the requests of this step lose their capture, and only that.
+        except Exception as exc:
+            logger.exception("capture failed in step %d", self._step)
+            self._tracker.fail(list(scheduler_output.num_scheduled_tokens), f"{type(exc).__name__}: {exc}")
+
+    def _open(self, request: Any) -> None:  # noqa: ANN401 - vLLM's NewRequestData
+        engine_id = request.req_id
+        raw = compat.order_of(request, CONFIG_KEY)
+        if raw is None:
+            return
+        try:
+            order = parse_order(raw, self._known)
+            if request.prompt_token_ids is None or request.mm_features:
+                raise CaptureError("a prompt of embeddings or other media has no token ids to capture by")
+            self._tracker.open(
+                engine_id,
+                order,
+                index=child_index(order, engine_id),
+                prompt_len=len(request.prompt_token_ids),
+                cached_prefix=request.num_computed_tokens,
+                lora=compat.lora_of(request),
+            )
+        except CaptureError as exc:
+            logger.warning("request %s runs uncaptured: %s", engine_id, exc)
+            self._tracker.fault("bad_order", str(exc), engine_id)
+
+    def _give_up(self, error: Exception) -> None:
+        """Stop capturing for good, after an error that cannot be put down to a request or a step."""
+        logger.error("capture stops, serving goes on", exc_info=error)
+        self._dead = True
+        self._taps.disarm()
+        try:
+            self._tracker.fault("capture_error", f"capture stopped: {type(error).__name__}: {error}")
+            self._tracker.fail_all(f"{type(error).__name__}: {error}")
+        # The last resort of the same edge.
+        except Exception:
+            logger.exception("capture could not even say so")

@@ -1,0 +1,106 @@
+"""What the driver tells the worker: a JSON file whose path stands in vLLM's `additional_config`.
+
+`additional_config` itself is hashed into vLLM's compile cache key and logged, so nothing stands there but the tap set,
+which changes the graph, and this file's path.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from undercurrent.errors import CaptureError, SpecError
+from undercurrent.spec import ExtractionPoint, ProbeSpec, parse_dict, probe_spec_to_dict
+
+CONFIG_KEY = "undercurrent"
+"""Key of ours in `additional_config`, and of an order in a request's `extra_args`."""
+
+DEFAULT_MAX_TAP_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureSettings:
+    """How a worker captures.
+
+    Args:
+        ring: path of the ring.
+        points: what requests may ask for.
+        max_tap_bytes: refuse to start when the tap buffers would need more.
+        block_timeout_s: how long a point with `overflow: block` waits for the reader.
+        check_plans: verify the cached plan in every step; for tests.
+    """
+
+    ring: str
+    points: tuple[ExtractionPoint, ...]
+    max_tap_bytes: int = DEFAULT_MAX_TAP_BYTES
+    block_timeout_s: float = 1.0
+    check_plans: bool = False
+
+    def write(self, path: Path) -> None:
+        """Write the settings file, readable by this user alone."""
+        values = {
+            "ring": self.ring,
+            "spec": probe_spec_to_dict(ProbeSpec(version=1, extraction_points=self.points)),
+            "max_tap_bytes": self.max_tap_bytes,
+            "block_timeout_s": self.block_timeout_s,
+            "check_plans": self.check_plans,
+        }
+        path.touch(mode=0o600)
+        path.write_text(json.dumps(values, indent=1), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> CaptureSettings:
+        """Return what a settings file says.
+
+        Raises:
+            CaptureError: it cannot be read.
+        """
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            points = tuple(parse_dict(values.pop("spec")).extraction_points)
+            return cls(points=points, **values)
+        except (OSError, ValueError, KeyError, TypeError, SpecError) as exc:
+            raise CaptureError(f"cannot read the capture settings {path}: {exc}") from exc
+
+
+def tap_set(points: Sequence[ExtractionPoint]) -> str:
+    """Return the canonical tap set of some points: equal for equal graphs, whatever the points are called."""
+    taps = {
+        (point.tensor_type.value, layer, point.dtype.value, point.layers) for point in points for layer in point.layers
+    }
+    return ";".join(f"{t}/{layer}/{d}/{','.join(map(str, group))}" for t, layer, d, group in sorted(taps))
+
+
+def additional_config(points: Sequence[ExtractionPoint], settings: Path) -> dict[str, Any]:
+    """Return the part of vLLM's `additional_config` that switches capture on.
+
+    Args:
+        points: what will be captured.
+        settings: path of the settings file.
+    """
+    return {CONFIG_KEY: {"taps": tap_set(points), "settings": str(settings)}}
+
+
+def settings_of(additional: object) -> CaptureSettings | None:
+    """Return the settings that an `additional_config` points to; None where capture is not asked for.
+
+    Args:
+        additional: vLLM's `additional_config`.
+
+    Raises:
+        CaptureError: it asks for capture, but not in a way that can be read, or for other taps than its settings.
+    """
+    if not isinstance(additional, Mapping) or CONFIG_KEY not in additional:
+        return None
+    ours = additional[CONFIG_KEY]
+    if not isinstance(ours, Mapping) or set(ours) != {"taps", "settings"}:
+        raise CaptureError(f"additional_config[{CONFIG_KEY!r}] needs exactly `taps` and `settings`")
+    settings = CaptureSettings.read(Path(str(ours["settings"])))
+    if ours["taps"] != tap_set(settings.points):
+        raise CaptureError(
+            "additional_config names other taps than the settings file: the compile cache would mix them"
+        )
+    return settings

@@ -1,0 +1,118 @@
+"""Tiny models with random weights and a byte-level tokenizer of our own: real architectures, made in a moment.
+
+    folder = build_tiny_model("llama", tmp_path / "llama")      # a folder that transformers and vLLM load
+
+Weights are drawn wide enough that layers differ and nothing is near zero: a parity test on the usual initialisation
+would also pass with two layers swapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+)
+
+EOS_ID = 256
+"""Id of the end-of-text token; ids below are bytes."""
+
+VOCAB_SIZE = 320
+"""Rows of the embedding: 257 tokens, padded."""
+
+
+def byte_tokenizer(max_len: int) -> PreTrainedTokenizerFast:
+    """Return a tokenizer with one token per byte, id equal to the byte's place in the byte alphabet, and `<eos>`.
+
+    Args:
+        max_len: most tokens of a text.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {symbol: number for number, symbol in enumerate(alphabet)}
+    vocab["<eos>"] = EOS_ID
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    eos = {"eos_token": "<eos>", "pad_token": "<eos>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=max_len, **eos)
+
+
+def _llama(layers: int, width: int, max_len: int) -> PretrainedConfig:
+    return LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 32,
+        num_key_value_heads=max(1, width // 64),
+        max_position_embeddings=max_len,
+        bos_token_id=None,
+        eos_token_id=EOS_ID,
+        tie_word_embeddings=False,
+    )
+
+
+def _gpt2(layers: int, width: int, max_len: int) -> PretrainedConfig:
+    return GPT2Config(
+        vocab_size=VOCAB_SIZE,
+        n_embd=width,
+        n_layer=layers,
+        n_head=width // 32,
+        n_positions=max_len,
+        bos_token_id=EOS_ID,
+        eos_token_id=EOS_ID,
+    )
+
+
+_FAMILIES: Mapping[str, Callable[[int, int, int], PretrainedConfig]] = {"llama": _llama, "gpt2": _gpt2}
+
+
+def build_tiny_model(
+    family: str,
+    folder: Path,
+    *,
+    layers: int = 4,
+    width: int = 64,
+    max_len: int = 512,
+    seed: int = 0,
+    dtype: str = "float32",
+    **config: Any,  # noqa: ANN401 - whatever the family's configuration takes
+) -> Path:
+    """Write a model of random weights with its tokenizer; return its folder.
+
+    Args:
+        family: `llama` or `gpt2`.
+        folder: to write to.
+        layers: decoder layers.
+        width: hidden size, a multiple of 64.
+        max_len: most tokens of prompt plus generation.
+        seed: of the weights.
+        dtype: name of the weights' element type.
+        config: further fields of the configuration.
+    """
+    values = _FAMILIES[family](layers, width, max_len)
+    for key, value in config.items():
+        setattr(values, key, value)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(values)
+        with torch.no_grad():
+            for name, weights in model.named_parameters():
+                if weights.dim() > 1:
+                    weights.normal_(0.0, 1.0 / weights.shape[-1] ** 0.5)
+                elif name.endswith("bias"):
+                    weights.normal_(0.0, 0.1)
+                else:
+                    weights.uniform_(0.5, 1.5)
+    model.generation_config.eos_token_id = EOS_ID
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
+    byte_tokenizer(max_len).save_pretrained(folder)
+    return folder
