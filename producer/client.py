@@ -101,7 +101,8 @@ class PromptProducer:
         Raises:
             ConfigError: a field is wrong.
             EncodeError: a message of the caller's own making does not fit its schema.
-            SubmitError: the client took no more records for `send_timeout_s`, or refused this one.
+            SubmitError: the client refuses this prompt, as too large; `failed` has it too.
+            UnreachableError: the client took no more records for `send_timeout_s`.
         """
         request = self._request(prompt, fields)
         value = self._codec.encode(request)
@@ -109,9 +110,15 @@ class PromptProducer:
         self._pending.add(request_id)
         deadline = time.monotonic() + self._settings.send_timeout_s
         while (error := self._produce(request_id, value)) is not None:
-            if not error.queue_full or time.monotonic() >= deadline:
+            if not error.queue_full:
                 self._pending.discard(request_id)
+                self._failed[request_id] = error.reason
                 raise SubmitError(request_id, error.reason)
+            if time.monotonic() >= deadline:
+                self._pending.discard(request_id)
+                raise UnreachableError(
+                    f"no room for prompt {request_id} in {self._settings.send_timeout_s:g} s: {error.reason}"
+                )
             self._connection.writer.poll(POLL_S)
         self._connection.writer.poll(0.0)
         return request_id

@@ -60,12 +60,22 @@ def test_a_full_buffer_is_waited_for() -> None:
     assert len(log.prompts()) == 1
 
 
-def test_a_buffer_that_stays_full_ends_in_an_error_with_the_id() -> None:
+def test_a_buffer_that_stays_full_ends_in_unreachable_with_the_id() -> None:
     log = Log()
     log.refuse = lambda key: FULL
-    with producer_on(log) as producer, pytest.raises(SubmitError) as caught:
+    with producer_on(log) as producer, pytest.raises(UnreachableError, match="no room for prompt r"):
         producer.submit("a", request_id="r")
-    assert caught.value.request_id == "r"
+
+
+def test_a_prompt_that_the_client_refuses_is_named() -> None:
+    log = Log()
+    log.refuse = lambda key: DeliveryError("MSG_SIZE_TOO_LARGE", "too large", fatal=False)
+    with producer_on(log) as producer:
+        with pytest.raises(SubmitError) as caught:
+            producer.submit("a", request_id="r")
+        assert caught.value.request_id == "r"
+        assert producer.failed == {"r": "too large"}
+        assert producer.pending == 0
 
 
 def test_a_failed_delivery_is_raised_by_flush_and_the_others_arrive() -> None:
