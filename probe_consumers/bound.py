@@ -1,0 +1,185 @@
+"""A probe as a host runs it, and what it writes: verdicts and abort commands."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from undercurrent.core import ProbeAction, ProbeSignal
+from undercurrent.probes import Binding, LoadedProbe
+from undercurrent.protocol.messages import (
+    ActivationBlock,
+    BindingMode,
+    BoundProbe,
+    CommandKind,
+    CommandSource,
+    ControlCommand,
+    ProbeVerdict,
+    VerdictAction,
+    VerdictKind,
+)
+from undercurrent.protocol.streams import StreamId
+
+Clock = Callable[[], int]
+"""Microseconds since the Unix epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """One binding, its probe loaded.
+
+    Args:
+        binding: as configured.
+        loaded: the probe.
+    """
+
+    binding: Binding
+    loaded: LoadedProbe
+
+    @property
+    def mode(self) -> BindingMode:
+        """The most that it may do."""
+        return BindingMode(self.binding.mode)
+
+    def summary(self) -> BoundProbe:
+        """Return what a heartbeat says of it."""
+        return BoundProbe(
+            probe=self.binding.name,
+            probe_version=self.loaded.version,
+            point=self.binding.point,
+            mode=self.mode,
+        )
+
+
+def set_fingerprint(bounds: Iterable[Bound]) -> str:
+    """Return the SHA-256 over a set of bindings, hex: equal ones write equal verdicts."""
+    digest = hashlib.sha256()
+    for bound in sorted(bounds, key=lambda item: item.binding.name):
+        digest.update(f"{bound.binding.name}\0{bound.mode}\0{bound.loaded.fingerprint}\n".encode())
+    return digest.hexdigest()
+
+
+def command_id(stream: StreamId, point: str, probe: str, token_pos: int) -> str:
+    """Return the id of an abort: the same decision, made again after a crash, has the same id."""
+    named = f"{stream.request_id}\0{stream.attempt}\0{stream.index}\0{point}\0{probe}\0{token_pos}"
+    return hashlib.sha256(named.encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The record that a verdict follows from.
+
+    Args:
+        partition: where it lies.
+        offset: where in the partition.
+        timestamp_us: when the broker appended it.
+        captured_at_us: when its activations were captured, None where it has none.
+    """
+
+    partition: int
+    offset: int
+    timestamp_us: int
+    captured_at_us: int | None = None
+
+
+class Speaker:
+    """Makes the messages of one binding.
+
+    Args:
+        bound: the binding.
+        service: consumer group that runs it.
+        clock: tells the time that messages carry.
+    """
+
+    def __init__(self, bound: Bound, service: str, clock: Clock) -> None:
+        self._bound = bound
+        self._service = service
+        self._clock = clock
+
+    def verdict(self, stream: StreamId, source: Source, kind: VerdictKind, **fields: Any) -> ProbeVerdict:  # noqa: ANN401
+        """Return a verdict; `fields` are those of its kind."""
+        binding = self._bound.binding
+        fields.setdefault("action", VerdictAction.CONTINUE)
+        return ProbeVerdict(
+            request_id=stream.request_id,
+            attempt=stream.attempt,
+            index=stream.index,
+            point=binding.point,
+            probe=binding.name,
+            probe_version=self._bound.loaded.version,
+            probe_fingerprint=self._bound.loaded.fingerprint,
+            service=self._service,
+            kind=kind,
+            mode=self._bound.mode,
+            source_partition=source.partition,
+            source_offset=source.offset,
+            captured_at_us=source.captured_at_us,
+            decided_at_us=self._clock(),
+            **fields,
+        )
+
+    def signal(
+        self, stream: StreamId, source: Source, signal: ProbeSignal, clear_up_to: int
+    ) -> tuple[ProbeVerdict, ControlCommand | None]:
+        """Return the verdict on a signal that acts, and the abort that goes with it in mode `abort`.
+
+        Args:
+            stream: whom it concerns.
+            source: the record that decided.
+            signal: what the probe said; its token_pos is known.
+            clear_up_to: the stream's clear mark at that record.
+        """
+        said = self.verdict(
+            stream,
+            source,
+            VerdictKind.SIGNAL,
+            action=action_of(signal),
+            score=signal.score if signal.score is not None else signal.confidence,
+            token_pos=signal.token_pos,
+            layer=signal.layer,
+            clear_up_to=clear_up_to,
+            metadata=words(signal.metadata),
+        )
+        if signal.action is not ProbeAction.ABORT or self._bound.mode is not BindingMode.ABORT:
+            return said, None
+        binding = self._bound.binding
+        position = -1 if signal.token_pos is None else signal.token_pos
+        name = command_id(stream, binding.point, binding.name, position)
+        command = ControlCommand(
+            command_id=name,
+            kind=CommandKind.ABORT,
+            request_id=stream.request_id,
+            attempt=stream.attempt,
+            index=stream.index,
+            source=CommandSource.PROBE,
+            service=self._service,
+            probe=binding.name,
+            probe_version=self._bound.loaded.version,
+            point=binding.point,
+            token_pos=signal.token_pos,
+            layer=signal.layer,
+            score=said.score,
+            reason=f"probe {binding.name} at token {position}",
+            captured_at_us=source.captured_at_us,
+            published_at_us=source.timestamp_us,
+            decided_at_us=said.decided_at_us,
+            issued_at_us=self._clock(),
+        )
+        return replace(said, command_id=name), command
+
+
+def action_of(signal: ProbeSignal) -> VerdictAction:
+    """Return a signal's action as verdicts write it."""
+    return VerdictAction(signal.action.value)
+
+
+def words(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Return a probe's own metadata as texts."""
+    return {str(key): str(value) for key, value in metadata.items()}
+
+
+def captured_at(block: ActivationBlock | None) -> int | None:
+    """Return when a block was captured."""
+    return None if block is None else block.captured_at_us

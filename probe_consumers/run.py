@@ -1,0 +1,282 @@
+"""One probe on one stream: fed in order, asked for its result once, and ended alone where it raises."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probe_consumers.bound import Bound, Source, Speaker, action_of, words
+from undercurrent.codec import as_array, positions, views
+from undercurrent.core import BatchProbe, Probe, ProbeAction, ProbeResult, ProbeSignal, RequestContext, StreamFacts
+from undercurrent.errors import ProbeError
+from undercurrent.protocol.host_events import Emission
+from undercurrent.protocol.messages import ActivationBlock, ProbeVerdict, VerdictAction, VerdictKind
+from undercurrent.protocol.streams import Stream
+
+logger = logging.getLogger(__name__)
+
+_STRENGTH = (ProbeAction.CONTINUE, ProbeAction.FLAG, ProbeAction.ABORT)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Scores of one block under one binding.
+
+    Args:
+        layers: layers of the columns.
+        values: float32 [n, L]; None where the probe scores record by record.
+        error: why there are none.
+    """
+
+    layers: tuple[int, ...] = ()
+    values: NDArray[np.float32] | None = None
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsaid:
+    """Scores that no watermark has carried yet."""
+
+    positions: bytes
+    layers: tuple[int, ...]
+    scores: bytes
+
+
+class Run:
+    """One probe on one stream.
+
+    Args:
+        bound: the binding.
+        speaker: makes its messages.
+        stream: the stream.
+    """
+
+    def __init__(self, bound: Bound, speaker: Speaker, stream: Stream) -> None:
+        self._bound = bound
+        self._speaker = speaker
+        self._stream = stream
+        self._probe: Probe | None = None
+        self._context = RequestContext(stream.id.request_id)
+        self._started = False
+        self._failed = False
+        self._unsaid: list[_Unsaid] = []
+        self._moved = False
+        self._scored = 0
+        self._clear_up_to = -1
+        self._said_clear_up_to = -1
+        self._strongest: ProbeSignal | None = None
+        self._source = Source(partition=0, offset=0, timestamp_us=0)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has neither raised nor refused the stream."""
+        return not self._failed
+
+    @property
+    def started(self) -> bool:
+        """Whether the probe was told of the stream."""
+        return self._started
+
+    def start(self, source: Source, layers: tuple[int, ...]) -> Iterator[Emission]:
+        """Tell the probe of the stream.
+
+        Args:
+            source: the record that completed what is known of it.
+            layers: layers of all its shards.
+        """
+        self._started = True
+        message = self._stream.started
+        facts = StreamFacts(
+            prompt_len=message.prompt_len,
+            layers=layers,
+            width=message.width,
+            tensor_type=message.tensor_type,
+            dtype=message.dtype,
+            cached_prefix=message.cached_prefix,
+            model=message.model,
+            model_fingerprint=message.model_fingerprint,
+            lora=message.lora,
+            quantization=message.quantization,
+        )
+        self._context = RequestContext(self._stream.id.request_id, stream=facts)
+        try:
+            self._bound.loaded.check(facts)
+            self._probe = self._bound.loaded.factory.spawn(self._stream.id.request_id, self._bound.binding.point)
+            self._probe.on_start(self._context)
+        except Exception as exc:  # a probe may raise anything; it ends for this request alone
+            yield self._fail(source, exc)
+
+    def take(
+        self, source: Source, block: ActivationBlock, clear_up_to: int, scores: Scores, *, silent: bool
+    ) -> Iterator[Emission]:
+        """Feed a block to the probe.
+
+        Args:
+            source: the block's record, or the one that released it.
+            block: the activations.
+            clear_up_to: the stream's clear mark after it.
+            scores: what the batch scoring gave for it.
+            silent: its outputs are written already.
+        """
+        if self._failed:
+            return
+        try:
+            signals, unsaid = self._judge(block, scores)
+        except Exception as exc:  # as above
+            yield from self._flush()
+            yield self._fail(source, exc)
+            return
+        self._clear_up_to, self._source = clear_up_to, source
+        self._scored += int(np.isfinite(np.frombuffer(unsaid.scores, "<f4")).sum())
+        if not silent:
+            self._moved = True
+            self._unsaid.append(unsaid)
+        for signal in signals:
+            yield from self._signal(source, signal)
+
+    def end(self, source: Source) -> Iterator[Emission]:
+        """Ask the probe for its result."""
+        if self._probe is None:
+            return
+        try:
+            verdict = self._result(source, self._probe.on_end(self._context))
+        except Exception as exc:  # as above
+            if not self._failed:
+                yield from self._flush()
+                yield self._fail(source, exc)
+            return
+        if not self._failed:  # else its error was its last word
+            yield from self._flush()
+            yield Emission(verdict=verdict, timestamp_us=source.timestamp_us)
+
+    def watermarks(self) -> Iterator[ProbeVerdict]:
+        """Return, and forget, the scores that no verdict has carried yet."""
+        if not self._moved:
+            return
+        self._moved = False
+        unsaid, self._unsaid = self._unsaid, []
+        groups = _by_layers(unsaid) or [[_Unsaid(b"", (), b"")]]
+        said, self._said_clear_up_to = self._said_clear_up_to, self._clear_up_to
+        for group in groups:
+            yield self._speaker.verdict(
+                self._stream.id,
+                self._source,
+                VerdictKind.WATERMARK,
+                score=getattr(self._probe, "aggregate", None),
+                clear_up_to=self._clear_up_to if group is groups[-1] else said,
+                score_positions=b"".join(item.positions for item in group),
+                score_layers=group[0].layers,
+                scores=b"".join(item.scores for item in group),
+            )
+
+    def _flush(self) -> Iterator[Emission]:
+        return (Emission(verdict=verdict) for verdict in self.watermarks())
+
+    def _judge(self, block: ActivationBlock, scores: Scores) -> tuple[list[ProbeSignal], _Unsaid]:
+        started = self._stream.started
+        if (block.width, block.dtype, block.tensor_type) != (started.width, started.dtype, started.tensor_type):
+            raise ProbeError(
+                f"a block of {block.dtype} {block.tensor_type}, width {block.width}, in a stream of {started.dtype} "
+                f"{started.tensor_type}, width {started.width}"
+            )
+        if scores.error is not None:
+            raise scores.error
+        if scores.values is None:
+            return self._judge_records(block)
+        if not scores.layers:
+            return [], _Unsaid(b"", (), b"")
+        signal = cast(BatchProbe, self._probe).on_scores(positions(block), scores.layers, scores.values)
+        said = _Unsaid(block.positions, scores.layers, scores.values.astype("<f4").tobytes())
+        return ([] if signal is None or not signal.acts else [signal]), said
+
+    def _judge_records(self, block: ActivationBlock) -> tuple[list[ProbeSignal], _Unsaid]:
+        values = as_array(block)
+        if not np.isfinite(values.astype(np.float32)).all():
+            raise ProbeError(f"a value of the block at seq {block.seq} is not finite")
+        probe = cast(Probe, self._probe)
+        scores = np.full(values.shape[:2], np.nan, "<f4")
+        signals: list[ProbeSignal] = []
+        for at, record in enumerate(views(block, self._stream.started.prompt_len)):
+            signal = probe.on_activation(record)
+            if signal is None:
+                continue
+            if signal.score is not None:
+                scores[divmod(at, len(block.layers))] = signal.score
+            if signal.acts:
+                position = record.token_pos if signal.token_pos is None else signal.token_pos
+                layer = record.layer if signal.layer is None else signal.layer
+                signals.append(replace(signal, token_pos=position, layer=layer))
+        return signals, _Unsaid(block.positions, block.layers, scores.tobytes())
+
+    def _signal(self, source: Source, signal: ProbeSignal) -> Iterator[Emission]:
+        # One signal per action: a probe that flags every token says nothing new with the second.
+        if self._strongest is not None and _rank(signal) <= _rank(self._strongest):
+            return
+        self._strongest = signal
+        verdict, command = self._speaker.signal(self._stream.id, source, signal, self._clear_up_to)
+        yield Emission(verdict=verdict, command=command, timestamp_us=source.timestamp_us)
+
+    def _result(self, source: Source, result: ProbeResult) -> ProbeVerdict:
+        strongest = self._strongest
+        score = result.metadata.get("score")
+        return self._speaker.verdict(
+            self._stream.id,
+            source,
+            VerdictKind.RESULT,
+            action=VerdictAction.CONTINUE if strongest is None else action_of(strongest),
+            verdict=str(result.verdict),
+            score=None if score is None else float(score),
+            token_pos=None if strongest is None else strongest.token_pos,
+            layer=None if strongest is None else strongest.layer,
+            clear_up_to=self._clear_up_to,
+            scored=self._scored,
+            complete=self._stream.complete,
+            missing=self._stream.missing,
+            partial=self._stream.partial,
+            end_reason=self._stream.end_reason,
+            metadata=words({key: value for key, value in result.metadata.items() if key != "score"}),
+        )
+
+    def _fail(self, source: Source, exc: Exception) -> Emission:
+        self._failed = True
+        name = self._bound.binding.name
+        logger.warning("probe %s raised %s", name, type(exc).__name__, exc_info=not isinstance(exc, ProbeError))
+        verdict = self._speaker.verdict(
+            self._stream.id,
+            source,
+            VerdictKind.ERROR,
+            clear_up_to=self._clear_up_to,
+            scored=self._scored,
+            error=f"{type(exc).__name__}: {exc}",
+        )
+        return Emission(verdict=verdict, timestamp_us=source.timestamp_us)
+
+
+def _rank(signal: ProbeSignal) -> int:
+    return _STRENGTH.index(signal.action)
+
+
+def _by_layers(unsaid: Sequence[_Unsaid]) -> list[list[_Unsaid]]:
+    """Cut a sequence where the layers change, and leave out what is empty."""
+    groups: list[list[_Unsaid]] = []
+    for item in unsaid:
+        if not item.positions:
+            continue
+        if groups and groups[-1][0].layers == item.layers:
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+    return groups
+
+
+def rows_of(block: ActivationBlock, layers: Sequence[int]) -> NDArray[Any]:
+    """Return the rows of some layers of a block, [n * L, width], tokens in order and layers within a token."""
+    values = as_array(block)
+    if tuple(layers) != block.layers:
+        values = values[:, [block.layers.index(layer) for layer in layers], :]
+    return values.reshape(-1, block.width)
