@@ -1,0 +1,99 @@
+"""Row scores: exact where float64 is, and the same bits in every batch."""
+
+from __future__ import annotations
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from undercurrent.errors import ShapeError
+from undercurrent.probes.scoring import row_scores
+
+DTYPES = [np.float32, np.float16, np.float64, ml_dtypes.bfloat16]
+
+
+def rows_of(seed, count, width, dtype):
+    rng = np.random.default_rng(seed)
+    scale = 10.0 ** rng.integers(-3, 3, (count, width))
+    return (rng.standard_normal((count, width)) * scale).astype(np.float32).astype(dtype)
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    count=st.integers(1, 70),
+    width=st.sampled_from([1, 2, 7, 8, 9, 127, 128, 129, 1000, 4096, 8193]),
+    dtype=st.sampled_from(DTYPES),
+    data=st.data(),
+)
+def test_any_split_and_any_company_gives_the_same_bits(seed, count, width, dtype, data):
+    rows = rows_of(seed, count, width, dtype)
+    weight = np.random.default_rng(seed + 1).standard_normal(width).astype(np.float32).astype(np.float64)
+    whole = row_scores(rows, weight, 0.25)
+    cuts = sorted(data.draw(st.sets(st.integers(1, count))) | {0, count})
+    pieces = [row_scores(rows[a:b], weight, 0.25) for a, b in itertools.pairwise(cuts)]
+    order = np.random.default_rng(seed + 2).permutation(count)
+    singly = [row_scores(rows[i : i + 1].copy(), weight, 0.25) for i in range(count)]
+    assert np.concatenate(pieces).tobytes() == whole.tobytes()
+    assert np.concatenate(singly).tobytes() == whole.tobytes()
+    assert row_scores(rows[order], weight, 0.25).tobytes() == whole[order].tobytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layout_and_alignment_do_not_matter(dtype):
+    rows = rows_of(5, 33, 515, dtype)
+    weight = np.random.default_rng(6).standard_normal(515)
+    whole = row_scores(rows, weight, 0.0).tobytes()
+    shifted = np.frombuffer(b"\0" + rows.tobytes(), dtype, offset=1, count=rows.size).reshape(rows.shape)
+    wide = np.zeros((33, 2, 515), dtype)
+    wide[:, 1] = rows
+    for other in (np.asfortranarray(rows), shifted, wide[:, 1], np.repeat(rows, 2, axis=1)[:, ::2]):
+        assert row_scores(other, weight, 0.0).tobytes() == whole
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scores_are_the_rounded_float64_product(dtype):
+    rows = rows_of(7, 50, 300, dtype)
+    weight = np.random.default_rng(8).standard_normal(300)
+    expected = rows.astype(np.float64) @ weight - 1.5
+    np.testing.assert_allclose(row_scores(rows, weight, -1.5), expected, rtol=1e-6, atol=1e-9 * np.abs(rows).max())
+
+
+def test_every_bfloat16_value_is_read_as_it_is():
+    values = np.arange(2**16, dtype=np.uint16).view(ml_dtypes.bfloat16)
+    values = values[np.isfinite(values.astype(np.float32))]
+    scores = row_scores(values.reshape(-1, 1), np.ones(1), 0.0)
+    assert np.array_equal(scores, values.astype(np.float32))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weighs", [1.0, 0.0])
+def test_a_value_that_is_not_finite_spoils_its_own_row_and_no_other(value, dtype, weighs):
+    rows = rows_of(9, 6, 40, dtype)
+    weight = np.ones(40)
+    weight[17] = weighs
+    clean = row_scores(rows, weight, 0.0)
+    rows[3, 17] = value
+    scores = row_scores(rows, weight, 0.0)
+    assert not np.isfinite(scores[3])
+    kept = [0, 1, 2, 4, 5]
+    assert scores[kept].tobytes() == clean[kept].tobytes()
+
+
+def test_a_score_beyond_float32_is_not_finite():
+    assert np.isinf(row_scores(np.full((1, 2), 1e38, np.float32), np.array([9.0, 9.0]), 0.0))[0]
+
+
+@pytest.mark.parametrize("rows", [np.zeros((2, 3), np.float32), np.zeros(4, np.float32), np.zeros((2, 4), np.int32),
+                                  np.zeros((1, 2, 4), np.float32), np.zeros((2, 4), np.complex64)])  # fmt: skip
+def test_rows_that_do_not_fit_are_refused(rows):
+    with pytest.raises(ShapeError):
+        row_scores(rows, np.ones(4), 0.0)
+
+
+def test_no_rows_give_no_scores():
+    assert row_scores(np.zeros((0, 4), np.float32), np.ones(4), 0.0).shape == (0,)
