@@ -131,21 +131,22 @@ class Speaker:
             signal: what the probe said; its token_pos is known.
             clear_up_to: the stream's clear mark at that record.
         """
+        score = signal.score if signal.score is not None else signal.confidence
         said = self.verdict(
             stream,
             source,
             VerdictKind.SIGNAL,
             action=action_of(signal),
-            score=signal.score if signal.score is not None else signal.confidence,
-            token_pos=signal.token_pos,
-            layer=signal.layer,
+            score=None if score is None else float(score),
+            token_pos=None if signal.token_pos is None else int(signal.token_pos),
+            layer=None if signal.layer is None else int(signal.layer),
             clear_up_to=clear_up_to,
             metadata=words(signal.metadata),
         )
         if signal.action is not ProbeAction.ABORT or self._bound.mode is not BindingMode.ABORT:
             return said, None
         binding = self._bound.binding
-        position = -1 if signal.token_pos is None else signal.token_pos
+        position = -1 if said.token_pos is None else said.token_pos
         name = command_id(stream, binding.point, binding.name, position)
         command = ControlCommand(
             command_id=name,
@@ -158,8 +159,8 @@ class Speaker:
             probe=binding.name,
             probe_version=self._bound.loaded.version,
             point=binding.point,
-            token_pos=signal.token_pos,
-            layer=signal.layer,
+            token_pos=said.token_pos,
+            layer=said.layer,
             score=said.score,
             reason=f"probe {binding.name} at token {position}",
             captured_at_us=source.captured_at_us,
@@ -177,7 +178,12 @@ def action_of(signal: ProbeSignal) -> VerdictAction:
 
 def words(metadata: Mapping[str, Any]) -> dict[str, str]:
     """Return a probe's own metadata as texts."""
-    return {str(key): str(value) for key, value in metadata.items()}
+    return {text_of(key): text_of(value) for key, value in metadata.items()}
+
+
+def text_of(value: object) -> str:
+    """Return anything as text that can be encoded."""
+    return str(value).encode("utf-8", "replace").decode()
 
 
 def captured_at(block: ActivationBlock | None) -> int | None:

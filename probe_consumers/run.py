@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from probe_consumers.bound import Bound, Source, Speaker, action_of, words
+from probe_consumers.bound import Bound, Source, Speaker, action_of, text_of, words
 from undercurrent.codec import as_array, positions, views
 from undercurrent.core import BatchProbe, Probe, ProbeAction, ProbeResult, ProbeSignal, RequestContext, StreamFacts
 from undercurrent.errors import ProbeError
@@ -20,6 +20,8 @@ from undercurrent.protocol.streams import Stream
 
 logger = logging.getLogger(__name__)
 
+# A verdict must fit into a topic with the broker's default limit of 1 MiB.
+_MOST_SCORE_BYTES = 256 * 1024
 _STRENGTH = (ProbeAction.CONTINUE, ProbeAction.FLAG, ProbeAction.ABORT)
 
 
@@ -127,6 +129,7 @@ class Run:
             return
         try:
             signals, unsaid = self._judge(block, scores)
+            said = list(self._signals(source, signals, clear_up_to))
         except Exception as exc:  # as above
             yield from self._flush()
             yield self._fail(source, exc)
@@ -136,8 +139,7 @@ class Run:
         if not silent:
             self._moved = True
             self._unsaid.append(unsaid)
-        for signal in signals:
-            yield from self._signal(source, signal)
+        yield from said
 
     def end(self, source: Source) -> Iterator[Emission]:
         """Ask the probe for its result."""
@@ -160,7 +162,7 @@ class Run:
             return
         self._moved = False
         unsaid, self._unsaid = self._unsaid, []
-        groups = _by_layers(unsaid) or [[_Unsaid(b"", (), b"")]]
+        groups = _grouped(unsaid) or [[_Unsaid(b"", (), b"")]]
         said, self._said_clear_up_to = self._said_clear_up_to, self._clear_up_to
         for group in groups:
             yield self._speaker.verdict(
@@ -213,13 +215,13 @@ class Run:
                 signals.append(replace(signal, token_pos=position, layer=layer))
         return signals, _Unsaid(block.positions, block.layers, scores.tobytes())
 
-    def _signal(self, source: Source, signal: ProbeSignal) -> Iterator[Emission]:
-        # One signal per action: a probe that flags every token says nothing new with the second.
-        if self._strongest is not None and _rank(signal) <= _rank(self._strongest):
-            return
-        self._strongest = signal
-        verdict, command = self._speaker.signal(self._stream.id, source, signal, self._clear_up_to)
-        yield Emission(verdict=verdict, command=command, timestamp_us=source.timestamp_us)
+    def _signals(self, source: Source, signals: Sequence[ProbeSignal], clear_up_to: int) -> Iterator[Emission]:
+        for signal in signals:
+            # One signal per action: a probe that flags every token says nothing new with the second.
+            if self._strongest is None or _rank(signal) > _rank(self._strongest):
+                self._strongest = signal
+                verdict, command = self._speaker.signal(self._stream.id, source, signal, clear_up_to)
+                yield Emission(verdict=verdict, command=command, timestamp_us=source.timestamp_us)
 
     def _result(self, source: Source, result: ProbeResult) -> ProbeVerdict:
         strongest = self._strongest
@@ -229,7 +231,7 @@ class Run:
             source,
             VerdictKind.RESULT,
             action=VerdictAction.CONTINUE if strongest is None else action_of(strongest),
-            verdict=str(result.verdict),
+            verdict=text_of(result.verdict),
             score=None if score is None else float(score),
             token_pos=None if strongest is None else strongest.token_pos,
             layer=None if strongest is None else strongest.layer,
@@ -252,7 +254,7 @@ class Run:
             VerdictKind.ERROR,
             clear_up_to=self._clear_up_to,
             scored=self._scored,
-            error=f"{type(exc).__name__}: {exc}",
+            error=text_of(f"{type(exc).__name__}: {exc}"),
         )
         return Emission(verdict=verdict, timestamp_us=source.timestamp_us)
 
@@ -261,17 +263,28 @@ def _rank(signal: ProbeSignal) -> int:
     return _STRENGTH.index(signal.action)
 
 
-def _by_layers(unsaid: Sequence[_Unsaid]) -> list[list[_Unsaid]]:
-    """Cut a sequence where the layers change, and leave out what is empty."""
+def _grouped(unsaid: Sequence[_Unsaid]) -> list[list[_Unsaid]]:
+    """Cut a sequence where the layers change and before a verdict grows too large; leave out what is empty."""
     groups: list[list[_Unsaid]] = []
-    for item in unsaid:
-        if not item.positions:
-            continue
-        if groups and groups[-1][0].layers == item.layers:
+    room = 0
+    for item in (piece for whole in unsaid for piece in _pieces(whole)):
+        size = len(item.positions) + len(item.scores)
+        if groups and groups[-1][0].layers == item.layers and size <= room:
             groups[-1].append(item)
         else:
             groups.append([item])
+            room = _MOST_SCORE_BYTES
+        room -= size
     return groups
+
+
+def _pieces(whole: _Unsaid) -> Iterator[_Unsaid]:
+    row = 4 * len(whole.layers)
+    step = max(1, _MOST_SCORE_BYTES // (4 + row))
+    for at in range(0, len(whole.positions) // 4, step):
+        yield _Unsaid(
+            whole.positions[4 * at : 4 * (at + step)], whole.layers, whole.scores[row * at : row * (at + step)]
+        )
 
 
 def rows_of(block: ActivationBlock, layers: Sequence[int]) -> NDArray[Any]:

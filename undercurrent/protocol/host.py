@@ -110,7 +110,7 @@ class ProbeHost:
 
     # --- partitions come and go
 
-    def assign(self, partitions: Iterable[int]) -> list[Action]:
+    def assign(self, partitions: Iterable[int]) -> list[Fetch]:
         """Take partitions; they flow after `begin`."""
         new = sorted(set(partitions) - self._assigned)
         self._assigned.update(new)
@@ -134,6 +134,7 @@ class ProbeHost:
         """
         if partition not in self._assigned:
             return []
+        self._forget(partition)
         state = _Partition(StreamTable(self._point), resume.emitted_up_to, resume.offset)
         if not resume.commit_first:
             state.committed = (resume.offset, resume.emitted_up_to)

@@ -1,0 +1,66 @@
+"""The abort writer: commands leave at once, and must have arrived before the transaction that covers them commits."""
+
+from __future__ import annotations
+
+import logging
+
+from undercurrent.codec import Codec
+from undercurrent.errors import UnreachableError
+from undercurrent.kafka.publisher import Delivery, DeliveryError, Publisher
+from undercurrent.protocol.messages import ControlCommand
+
+logger = logging.getLogger(__name__)
+
+
+class AbortWriter:
+    """Writes abort commands.
+
+    Args:
+        publisher: an idempotent producer without linger; nothing else writes through it.
+        topic: the control topic.
+        codec: encodes.
+        flush_timeout_s: how long the acknowledgements may take.
+    """
+
+    def __init__(self, publisher: Publisher, topic: str, codec: Codec, flush_timeout_s: float = 6.0) -> None:
+        self._publisher = publisher
+        self._topic = topic
+        self._codec = codec
+        self._flush_timeout_s = flush_timeout_s
+        self._failed: DeliveryError | None = None
+        self._waiting = False
+
+    def open(self) -> None:
+        """Create the client now: the first abort need not wait for a producer id."""
+        self._publisher.open()
+
+    def send(self, command: ControlCommand) -> None:
+        """Send a command; `flush` tells whether it arrived."""
+        value = self._codec.encode(command)
+        refused = self._publisher.produce(
+            self._topic, value, key=command.request_id.encode(), partition=0, on_delivery=self._delivered
+        )
+        self._failed = self._failed or refused
+        self._waiting = True
+        self._publisher.poll(0.0)
+
+    def flush(self) -> None:
+        """Wait until every command has arrived.
+
+        Raises:
+            UnreachableError: one has not; the transaction that covers it must not commit.
+        """
+        if not self._waiting:
+            return
+        left = self._publisher.flush(self._flush_timeout_s)
+        failed, self._failed, self._waiting = self._failed, None, left > 0
+        if failed is not None or left:
+            reason = failed.reason if failed is not None else f"{left} without an answer"
+            raise UnreachableError(f"abort commands did not arrive at {self._topic}: {reason}")
+
+    def close(self) -> None:
+        """End the client."""
+        self._publisher.close()
+
+    def _delivered(self, delivery: Delivery) -> None:
+        self._failed = self._failed or delivery.error

@@ -1,0 +1,46 @@
+"""From a record of an activations topic to what the protocol reads."""
+
+from __future__ import annotations
+
+from undercurrent.codec import Codec, as_array, token_ids
+from undercurrent.errors import CodecError, DecodeError
+from undercurrent.kafka.records import Record
+from undercurrent.protocol.host_events import Incoming
+from undercurrent.protocol.messages import ActivationBlock, Message
+
+
+def incoming(codec: Codec, record: Record) -> Incoming:
+    """Return a record decoded; one that cannot be read says why instead."""
+    message: Message | None = None
+    error = ""
+    try:
+        message = codec.decode(record.value)
+        if isinstance(message, ActivationBlock):
+            check_arrays(message)
+    except CodecError as exc:
+        message, error = None, str(exc)
+    return Incoming(
+        partition=record.partition,
+        offset=record.offset,
+        timestamp_us=record.timestamp_ms * 1000,
+        message=message,
+        error=error,
+        raw=record,
+    )
+
+
+def check_arrays(block: ActivationBlock) -> None:
+    """Refuse a block whose arrays do not fit together: behind this point nothing may fail on them.
+
+    Raises:
+        DecodeError: and which array.
+    """
+    if len(block.positions) % 4:
+        raise DecodeError(f"positions: {len(block.positions)} bytes are no whole number of int32")
+    if not block.positions:
+        raise DecodeError("a block without positions")
+    if not block.layers or len(set(block.layers)) != len(block.layers):
+        raise DecodeError(f"layers {list(block.layers)}: accepted: at least one, each once")
+    as_array(block)
+    if len(token_ids(block)) not in (0, len(block.positions) // 4):
+        raise DecodeError(f"{len(block.token_ids) // 4} token ids for {len(block.positions) // 4} positions")

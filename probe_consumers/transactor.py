@@ -1,0 +1,164 @@
+"""Writes a host's transaction: verdicts, dead letters and offsets, all or none."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+
+from undercurrent.codec import Codec
+from undercurrent.errors import (
+    AbortableTransactionError,
+    FencedError,
+    RetriableTransactionError,
+    TransactionError,
+    UnreachableError,
+)
+from undercurrent.kafka.records import Record
+from undercurrent.kafka.transactions import TransactionalWriter
+from undercurrent.protocol.host_events import DeadLetter, Transaction
+
+logger = logging.getLogger(__name__)
+
+_HEADER_ROOM_BYTES = 16 * 1024
+_DETAIL_CHARS = 2000
+
+
+class Transactor:
+    """Writes transactions with one transactional producer at a time.
+
+    Args:
+        make_writer: makes a producer; called again when one is beyond use.
+        source: topic whose offsets are committed.
+        verdicts: topic of verdicts.
+        dead_letters: topic of dead letters.
+        codec: encodes verdicts.
+        letter_bytes: largest record that the dead-letter topic takes.
+        stable: the transactional id is a slot's: who is fenced has been replaced and must end.
+        deadline_s: how long a commit may stay undecided.
+    """
+
+    def __init__(
+        self,
+        make_writer: Callable[[], TransactionalWriter],
+        source: str,
+        verdicts: str,
+        dead_letters: str,
+        codec: Codec,
+        *,
+        letter_bytes: int,
+        stable: bool,
+        deadline_s: float = 30.0,
+    ) -> None:
+        self._make_writer = make_writer
+        self._source = source
+        self._verdicts = verdicts
+        self._dead_letters = dead_letters
+        self._codec = codec
+        self._body_bytes = letter_bytes - _HEADER_ROOM_BYTES
+        self._stable = stable
+        self._deadline_s = deadline_s
+        self._writer: TransactionalWriter | None = None
+
+    def open(self) -> TransactionalWriter:
+        """Return a new producer, after it freed what a dead owner of its id left open.
+
+        Raises:
+            UnreachableError: no coordinator answered in time.
+        """
+        writer = self._make_writer()
+        writer.init(self._deadline_s)
+        self._writer = writer
+        return writer
+
+    def write(self, transaction: Transaction, group_metadata: object) -> bool:
+        """Write a transaction.
+
+        Args:
+            transaction: what the core says.
+            group_metadata: the member's, as it was when the assignment was last known.
+
+        Returns:
+            False when nothing of it was written, or its fate is unknown: what it came from must be read again.
+
+        Raises:
+            FencedError: another member has this one's slot.
+        """
+        try:
+            writer = self._writer or self.open()
+        except UnreachableError as exc:
+            logger.warning("%s", exc)
+            return False
+        try:
+            self._fill(writer, transaction, group_metadata)
+            self._until(writer.commit)
+        except TransactionError as exc:
+            logger.warning("transaction of %s: %s", self._source, exc)
+            self._give_up(writer, exc)
+            return False
+        return True
+
+    def close(self) -> None:
+        """Drop what is open and end the client."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _fill(self, writer: TransactionalWriter, transaction: Transaction, group_metadata: object) -> None:
+        writer.begin()
+        for verdict in transaction.verdicts:
+            writer.produce(self._verdicts, self._codec.encode(verdict), key=verdict.request_id.encode())
+        for letter in transaction.dead_letters:
+            key, value, headers = self._letter(letter)
+            writer.produce(self._dead_letters, value, key=key, partition=letter.partition, headers=headers)
+        offsets = {(self._source, number): mark for number, mark in transaction.offsets.items()}
+        if offsets:
+            self._until(lambda: writer.send_offsets(offsets, group_metadata))
+
+    def _until(self, call: Callable[[], None]) -> None:
+        deadline = time.monotonic() + self._deadline_s
+        while True:
+            try:
+                call()
+            except RetriableTransactionError as exc:
+                if time.monotonic() >= deadline:
+                    raise AbortableTransactionError(f"undecided for {self._deadline_s:g} s: {exc}") from exc
+            else:
+                return
+
+    def _give_up(self, writer: TransactionalWriter, cause: TransactionError) -> None:
+        if not isinstance(cause, FencedError):
+            try:
+                self._until(writer.abort)
+            except TransactionError as exc:
+                cause = exc
+            else:
+                return
+        # Beyond use. A slot's id belongs to somebody else now; a random one was ours alone, and the broker ends what
+        # is open under it by its timeout.
+        self._writer = None
+        writer.close()
+        if self._stable and isinstance(cause, FencedError):
+            raise cause
+
+    def _letter(self, letter: DeadLetter) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]:
+        headers = {
+            "undercurrent.cause": letter.cause,
+            "undercurrent.detail": letter.detail[:_DETAIL_CHARS],
+            "undercurrent.topic": self._source,
+            "undercurrent.partition": str(letter.partition),
+            "undercurrent.offset": str(letter.offset),
+        }
+        if letter.to_offset is not None:
+            headers["undercurrent.to_offset"] = str(letter.to_offset)
+        record = letter.raw
+        if not isinstance(record, Record):
+            return None, None, [(name, text.encode()) for name, text in headers.items()]
+        headers["undercurrent.timestamp_ms"] = str(record.timestamp_ms)
+        value = record.value
+        if value is not None and len(value) + len(record.key or b"") > self._body_bytes:
+            headers["undercurrent.length"] = str(len(value))
+            headers["undercurrent.sha256"] = hashlib.sha256(value).hexdigest()
+            value = value[: max(0, self._body_bytes - len(record.key or b""))]
+        return record.key, value, [(name, text.encode()) for name, text in headers.items()]

@@ -1,0 +1,353 @@
+"""Bindings on streams: what each stream's probes say, alone and in company."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from probe_consumers.bound import Bound, command_id, set_fingerprint
+from probe_consumers.decoding import incoming
+from probe_consumers.runner import BindingRunner
+from undercurrent.codec import Codec
+from undercurrent.core import Probe, ProbeAction, ProbeFactory, ProbeResult, ProbeSignal
+from undercurrent.kafka.records import Record
+from undercurrent.probes import Binding, LinearProbe, LoadedProbe
+from undercurrent.protocol.host import ProbeHost
+from undercurrent.protocol.host_events import SendAbort
+from undercurrent.protocol.host_position import Resume
+from undercurrent.protocol.messages import BindingMode, EndReason, VerdictAction, VerdictKind
+from undercurrent.protocol.streams import StreamId
+from undercurrent.testing.streams import StreamBuilder
+
+POINT = "residual"
+NOW_US = 1_700_000_000_000_000
+CODEC = Codec()
+
+
+def linear(weight=(1.0, 0.0, 0.0, 0.0), layer=0, threshold=1.0, mode="abort", name="guard", **fields):
+    probe = LinearProbe.from_arrays(
+        weight, 0.0, layer=layer, tensor_type="residual_stream", threshold=threshold, **fields
+    )
+    loaded = LoadedProbe(
+        factory=LinearProbe.factory(artefact=probe.artefact), sample=probe, version="1", fingerprint=probe.fingerprint
+    )
+    return Bound(Binding(name=name, point=POINT, probe="p", mode=mode), loaded)
+
+
+def python(cls, name="code", mode="abort"):
+    factory = ProbeFactory(cls)
+    loaded = LoadedProbe(factory=factory, sample=factory.spawn("", ""), fingerprint=cls.__name__)
+    return Bound(Binding(name=name, point=POINT, probe="m:C", mode=mode), loaded)
+
+
+class Log:
+    """One partition under one host."""
+
+    def __init__(self, *bounds, emitted_up_to=0):
+        self.runner = BindingRunner(bounds, "service", lambda: NOW_US)
+        self.host = ProbeHost(POINT, set_fingerprint(bounds), self.runner, abort_max_age_us=60_000_000)
+        self.host.assign([0])
+        self.host.begin(0, Resume(offset=0, emitted_up_to=emitted_up_to))
+        self.offset = 0
+
+    def append(self, *values, age_s=0):
+        """Read some records as one batch; return the aborts."""
+        batch = []
+        for value in values:
+            record = Record("t", 0, self.offset, b"k", value, NOW_US // 1000 - age_s * 1000, ())
+            batch.append(incoming(CODEC, record))
+            self.offset += 1
+        actions = self.host.records(batch, NOW_US)
+        return [action.command for action in actions if isinstance(action, SendAbort)]
+
+    def verdicts(self, *kinds):
+        found = self.host.transaction().verdicts
+        return [verdict for verdict in found if not kinds or verdict.kind in kinds]
+
+
+def rows(*firsts, layers=1, width=4):
+    values = np.zeros((len(firsts), layers, width), np.float32)
+    values[:, :, 0] = np.asarray(firsts, np.float32)[:, None]
+    return values
+
+
+def scores_of(verdicts):
+    found = []
+    for item in verdicts:
+        positions = struct.unpack(f"<{len(item.score_positions) // 4}i", item.score_positions)
+        values = np.frombuffer(item.scores, "<f4").reshape(len(positions), -1) if positions else []
+        found += [(position, *map(float, row)) for position, row in zip(positions, values, strict=True)]
+    return found
+
+
+def test_a_stream_gives_its_scores_its_signal_its_abort_and_one_result():
+    log, stream = Log(linear()), StreamBuilder("r", prompt_len=2)
+    assert log.append(stream.start(), stream.block([0, 1], rows(0.25, 0.5))) == []
+    [first] = log.verdicts()
+    assert first.kind is VerdictKind.WATERMARK
+    assert (first.clear_up_to, first.score_layers, first.source_offset) == (1, (0,), 1)
+    assert scores_of([first]) == [(0, 0.25), (1, 0.5)]
+    [command] = log.append(stream.block([2], rows(1.5), captured_at_us=77), stream.end())
+    signal, watermark, result = log.verdicts()
+    assert [item.kind for item in (signal, watermark, result)] == ["signal", "watermark", "result"]
+    assert (signal.action, signal.token_pos, signal.layer, signal.score) == (VerdictAction.ABORT, 2, 0, 1.5)
+    assert signal.command_id == command.command_id == command_id(StreamId("r", 1), POINT, "guard", 2)
+    assert (command.request_id, command.attempt, command.index, command.token_pos) == ("r", 1, 0, 2)
+    assert (command.captured_at_us, command.probe, command.point) == (77, "guard", POINT)
+    assert scores_of([watermark]) == [(2, 1.5)]
+    assert (result.verdict, result.score, result.token_pos, result.scored) == ("triggered", 1.5, 2, 3)
+    assert (result.complete, result.missing, result.partial, result.end_reason) == (True, 0, False, "finished")
+    assert log.verdicts() == []
+
+
+@pytest.mark.parametrize(("mode", "aborts"), [("shadow", 0), ("flag", 0), ("abort", 1)])
+def test_only_mode_abort_aborts_and_the_others_record_what_it_would_have_done(mode, aborts):
+    log, stream = Log(linear(mode=mode)), StreamBuilder("r")
+    assert len(log.append(stream.start(), stream.block([0], rows(2.0)))) == aborts
+    [signal] = log.verdicts(VerdictKind.SIGNAL)
+    assert (signal.mode, signal.action) == (BindingMode(mode), VerdictAction.ABORT)
+    assert (signal.command_id is not None) == bool(aborts)
+
+
+def test_a_record_older_than_the_limit_aborts_nothing_and_the_signal_says_so():
+    log, stream = Log(linear()), StreamBuilder("r")
+    assert log.append(stream.start(), stream.block([0], rows(2.0)), age_s=61) == []
+    [signal] = log.verdicts(VerdictKind.SIGNAL)
+    assert signal.command_id is None
+    assert signal.metadata["abort"] == "too_old"
+
+
+def test_a_watermark_never_passes_a_gap_and_the_result_counts_what_is_missing():
+    log, stream = Log(linear(threshold=9)), StreamBuilder("r")
+    log.append(stream.start(), stream.block([0, 1], rows(0, 0)))
+    stream.skip(2)
+    log.append(stream.block([4], rows(0)), stream.block([5], rows(0)))
+    watermark = log.verdicts(VerdictKind.WATERMARK)[-1]
+    assert watermark.clear_up_to == 1
+    assert [at for at, _ in scores_of([watermark])] == [0, 1, 4, 5]
+    log.append(stream.end(dropped=2))
+    [result] = log.verdicts(VerdictKind.RESULT)
+    assert (result.complete, result.missing, result.partial, result.clear_up_to) == (False, 2, True, 1)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_value_that_is_not_finite_is_an_error_for_that_request_alone(value, dtype):
+    class Quiet(Probe):
+        def on_activation(self, record):
+            return None
+
+        def on_end(self, ctx):
+            return ProbeResult(self.request_id, POINT, "fine")
+
+    log = Log(linear(threshold=9), python(Quiet))
+    bad, good = StreamBuilder("bad", dtype=dtype), StreamBuilder("good", dtype=dtype)
+    log.append(
+        bad.start(), good.start(), bad.block([0], rows(value)), good.block([0], rows(0.5)), bad.end(), good.end()
+    )
+    found = log.verdicts(VerdictKind.ERROR, VerdictKind.RESULT)
+    assert [(item.request_id, item.probe, item.kind) for item in found] == [
+        ("bad", "guard", "error"),
+        ("bad", "code", "error"),
+        ("good", "guard", "result"),
+        ("good", "code", "result"),
+    ]
+    assert all("not finite" in item.error for item in found[:2])
+
+
+def test_a_probe_that_raises_ends_as_one_error_for_that_request_alone():
+    class Picky(Probe):
+        def on_activation(self, record):
+            if record.request_id == "bad" and record.token_pos == 1:
+                raise KeyError("boom")
+            return ProbeSignal(score=float(record.tensor[0]))
+
+        def on_end(self, ctx):
+            return ProbeResult(self.request_id, POINT, "done", metadata={"score": 3})
+
+    log, bad, good = Log(python(Picky)), StreamBuilder("bad"), StreamBuilder("good")
+    for stream in (bad, good):
+        log.append(stream.start(), stream.block([0, 1], rows(1, 2)), stream.block([2], rows(3)), stream.end())
+    found = log.verdicts()
+    assert [(item.request_id, item.kind) for item in found] == [
+        ("bad", "error"),
+        ("good", "watermark"),
+        ("good", "result"),
+    ]
+    assert found[0].error == "KeyError: 'boom'"
+    assert scores_of([found[1]]) == [(0, 1.0), (1, 2.0), (2, 3.0)]
+    assert (found[2].verdict, found[2].score) == ("done", 3.0)
+
+
+def test_a_batch_score_that_raises_fails_the_guilty_stream_alone():
+    class Fussy(LinearProbe):
+        def score(self, rows):
+            if (np.asarray(rows, np.float32)[:, 1] > 0).any():
+                raise RuntimeError("cannot")
+            return super().score(rows)
+
+    probe = Fussy(linear(threshold=9).loaded.sample.artefact)
+    loaded = LoadedProbe(factory=ProbeFactory(Fussy, {"artefact": probe.artefact}), sample=probe, fingerprint="f")
+    log = Log(Bound(Binding(name="guard", point=POINT, probe="p"), loaded))
+    bad, good = StreamBuilder("bad"), StreamBuilder("good")
+    log.append(
+        bad.start(), good.start(), good.block([0], rows(0.5)), bad.block([0], [0, 1, 0, 0]), bad.end(), good.end()
+    )
+    found = log.verdicts(VerdictKind.ERROR, VerdictKind.RESULT)
+    assert [(item.request_id, item.kind) for item in found] == [("bad", "error"), ("good", "result")]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"layers": (1,)}, "layer 0"),
+        ({"width": 5}, "width 4"),
+        ({"tensor_type": "mlp_out"}, "tensor_type"),
+        ({"model_fingerprint": "other"}, "model_fingerprint"),
+    ],
+)
+def test_a_stream_that_the_probe_was_not_fitted_for_is_refused_before_the_first_score(wrong, named):
+    log = Log(linear(fingerprints={"model": "mine"}))
+    fields = {"model_fingerprint": "mine", **wrong}
+    stream = StreamBuilder("r", **fields)
+    log.append(stream.start(), stream.block([0], np.zeros((1, 1, stream.width))), stream.end())
+    [refused] = log.verdicts()
+    assert (refused.kind, refused.source_offset) == (VerdictKind.ERROR, 0)
+    assert named in refused.error
+    assert named in log.runner.refusals["guard"]
+    taken = StreamBuilder("s", model_fingerprint="mine")
+    log.append(taken.start())
+    assert log.runner.refusals == {}
+
+
+def test_one_abort_and_one_flag_at_most_per_stream_and_binding():
+    class Eager(Probe):
+        def on_activation(self, record):
+            return ProbeSignal(ProbeAction.FLAG if record.token_pos < 3 else ProbeAction.ABORT)
+
+        def on_end(self, ctx):
+            return ProbeResult(self.request_id, POINT, "x")
+
+    log, stream = Log(python(Eager)), StreamBuilder("r")
+    commands = log.append(stream.start(), *(stream.block([at], rows(0)) for at in range(6)), stream.end())
+    assert [command.token_pos for command in commands] == [3]
+    signals = log.verdicts(VerdictKind.SIGNAL)
+    assert [(item.action, item.token_pos, item.layer) for item in signals] == [("flag", 0, 0), ("abort", 3, 0)]
+
+
+def test_a_probe_that_returns_nonsense_is_an_error_not_a_crash():
+    class Odd(Probe):
+        def on_activation(self, record):
+            return ProbeSignal(ProbeAction.FLAG, token_pos="seven")
+
+        def on_end(self, ctx):
+            return None
+
+    log, stream, empty = Log(python(Odd)), StreamBuilder("r"), StreamBuilder("s")
+    log.append(stream.start(), stream.block([0], rows(0)), stream.end(), empty.start(), empty.end())
+    assert [item.kind for item in log.verdicts()] == ["error", "error"]
+
+
+def test_shards_are_judged_once_all_of_them_are_known():
+    log = Log(linear(layer=1, threshold=9))
+    first = StreamBuilder("r", layers=(0,), shard=0, shards=2)
+    second = StreamBuilder("r", layers=(1,), shard=1, shards=2, engine="engine-1")
+    log.append(first.start(), first.block([0], rows(5)))
+    assert log.verdicts() == []
+    log.append(second.start(), second.block([0], rows(0.5)))
+    [watermark] = log.verdicts()
+    assert (watermark.clear_up_to, watermark.score_layers, scores_of([watermark])) == (0, (1,), [(0, 0.5)])
+    log.append(first.end(), second.end())
+    [result] = log.verdicts()
+    assert (result.kind, result.complete, result.scored) == (VerdictKind.RESULT, True, 1)
+
+
+def test_a_shard_that_never_starts_leaves_an_incomplete_stream_not_a_silent_one():
+    log = Log(linear(layer=0, threshold=9))
+    first = StreamBuilder("r", layers=(0,), shard=0, shards=2)
+    log.append(first.start(), first.block([0], rows(0.5)), first.end(EndReason.LOST))
+    watermark, result = log.verdicts()
+    assert scores_of([watermark]) == [(0, 0.5)]
+    assert (result.kind, result.complete, result.end_reason) == (VerdictKind.RESULT, False, "lost")
+
+
+def test_a_long_prefill_is_cut_into_verdicts_that_fit_a_topic():
+    layers = tuple(range(32))
+
+    class Every(LinearProbe):
+        def layers_to_score(self, layers):
+            return tuple(layers)
+
+    probe = Every(linear(threshold=9).loaded.sample.artefact)
+    loaded = LoadedProbe(factory=ProbeFactory(Every, {"artefact": probe.artefact}), sample=probe, fingerprint="f")
+    log = Log(Bound(Binding(name="guard", point=POINT, probe="p"), loaded))
+    stream, count = StreamBuilder("r", layers=layers), 5000
+    values = np.random.default_rng(0).normal(size=(count, 32, 4)).astype(np.float32)
+    log.append(stream.start(), stream.block(range(count), values))
+    found = log.verdicts(VerdictKind.WATERMARK)
+    assert len(found) > 1
+    assert max(len(CODEC.encode(item)) for item in found) < 300_000
+    assert [at for at, *_ in scores_of(found)] == list(range(count))
+    assert np.array_equal(
+        np.concatenate([np.frombuffer(item.scores, "<f4") for item in found]), values[:, :, 0].ravel()
+    )
+    assert found[-1].clear_up_to == count - 1
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_outputs_do_not_depend_on_how_records_are_cut_into_batches(data):
+    streams = [StreamBuilder(f"r{i}", dtype=["float32", "bfloat16"][i % 2], width=4, layers=(0, 2)) for i in range(3)]
+    rng = np.random.default_rng(7)
+    values = [stream.start() for stream in streams]
+    for at in range(12):
+        stream = streams[at % 3]
+        if at % 5 == 4:
+            stream.skip()
+        values.append(stream.block([at], rng.normal(size=(1, 2, 4))))
+    values += [stream.end() for stream in streams]
+    bounds = (
+        linear(weight=rng.normal(size=4), threshold=0.5),
+        linear(layer=2, name="other", aggregation={"kind": "mean"}),
+    )
+
+    def told(cuts, commits):
+        log, found, aborts = Log(*bounds), [], []
+        for start, end in zip([0, *cuts], [*cuts, len(values)], strict=True):
+            aborts += [command.command_id for command in log.append(*values[start:end])]
+            if start in commits:
+                found += log.verdicts()
+        found += log.verdicts()
+        scores = {}
+        for item in found:
+            scores.setdefault((item.request_id, item.probe), b"")
+            scores[item.request_id, item.probe] += item.scores
+        words = [item for item in found if item.kind is not VerdictKind.WATERMARK]
+        return sorted(words, key=lambda item: (item.source_offset, item.probe, item.kind)), scores, sorted(aborts)
+
+    one_by_one = told(list(range(1, len(values))), set(range(len(values))))
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(values) - 1))))
+    commits = data.draw(st.sets(st.sampled_from([0, *cuts])))
+    assert told(cuts, commits) == one_by_one
+
+
+def test_rebuilding_is_silent_and_then_goes_on_as_if_nothing_had_happened():
+    stream = StreamBuilder("r", prompt_len=1)
+    values = [stream.start(), *(stream.block([at], rows(at / 10)) for at in range(12)), stream.end()]
+    whole = Log(linear(threshold=0.55))
+    whole_aborts = whole.append(*values)
+    expected = whole.verdicts()
+    for e in range(len(values)):
+        before, after = Log(linear(threshold=0.55)), Log(linear(threshold=0.55), emitted_up_to=e)
+        aborts = before.append(*values[:e])
+        found = before.verdicts()
+        aborts += after.append(*values)
+        found += after.verdicts()
+        assert [command.command_id for command in aborts] == [command.command_id for command in whole_aborts]
+        assert scores_of(found) == scores_of(expected)
+        kept = [item for item in found if item.kind is not VerdictKind.WATERMARK]
+        assert kept == [item for item in expected if item.kind is not VerdictKind.WATERMARK]
