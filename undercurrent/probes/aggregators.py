@@ -97,6 +97,11 @@ class Aggregator(Protocol):
         ...
 
 
+def _wide(scores: Scores) -> Aggregated:
+    """Return scores as float64 without negative zeros: which of two equal zeros is the higher differs by routine."""
+    return scores.astype(np.float64) + 0.0
+
+
 class Max:
     """The highest score so far."""
 
@@ -104,11 +109,11 @@ class Max:
         self._top = -math.inf
 
     def push(self, score: float) -> float:  # noqa: D102
-        self._top = max(self._top, score)
+        self._top = max(self._top, score + 0.0)
         return self._top
 
     def update(self, scores: Scores) -> Aggregated:  # noqa: D102
-        tops = np.maximum.accumulate(np.concatenate(([self._top], scores.astype(np.float64))))[1:]
+        tops = np.maximum.accumulate(np.concatenate(([self._top], _wide(scores))))[1:]
         if len(tops):
             self._top = float(tops[-1])
         return tops
@@ -140,7 +145,8 @@ class KOfN:
         self._last = -math.inf
 
     def push(self, score: float) -> float:  # noqa: D102
-        self._window = [*self._window[-(self._n - 1) :], score] if self._n > 1 else [score]
+        kept = self._window[-(self._n - 1) :] if self._n > 1 else []
+        self._window = [*kept, score + 0.0]
         self._last = sorted(self._window)[-self._k] if len(self._window) >= self._k else -math.inf
         return self._last
 
@@ -149,7 +155,7 @@ class KOfN:
             return np.empty(0, np.float64)
         before = self._window[len(self._window) - (self._n - 1) :] if len(self._window) >= self._n else self._window
         missing = self._n - 1 - len(before)
-        line = np.concatenate((np.full(missing, -math.inf), np.asarray(before, np.float64), scores.astype(np.float64)))
+        line = np.concatenate((np.full(missing, -math.inf), np.asarray(before, np.float64), _wide(scores)))
         windows = np.lib.stride_tricks.sliding_window_view(line, self._n)
         ranked = np.partition(windows, self._n - self._k, axis=1)[:, self._n - self._k]
         self._window = [float(score) for score in line[-self._n :] if score != -math.inf]

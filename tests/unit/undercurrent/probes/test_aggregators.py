@@ -29,6 +29,13 @@ def make(settings):
     return make_aggregator(ADAPTER.validate_python(settings))
 
 
+def test_which_zero_is_the_higher_does_not_depend_on_the_split():
+    for settings in ({"kind": "max"}, {"kind": "k_of_n", "k": 1, "n": 2}):
+        one_by_one, in_blocks = make(settings), make(settings)
+        expected = np.array([one_by_one.push(score) for score in (0.0, -0.0, 0.0)])
+        assert in_blocks.update(np.array([0.0, -0.0, 0.0], np.float32)).tobytes() == expected.tobytes()
+
+
 @given(SETTINGS, SCORES, st.data())
 def test_any_split_into_blocks_gives_the_bits_of_one_by_one(settings, scores, data):
     one_by_one, in_blocks = make(settings), make(settings)

@@ -79,7 +79,7 @@ def test_tokens_cannot_be_told_apart_without_the_prompts_length():
 
 
 def test_records_one_by_one_give_the_outputs_of_blocks():
-    rows = np.random.default_rng(3).standard_normal((9, 2, 4)).astype(np.float32) * 4
+    rows = np.random.default_rng(3).standard_normal((9, 2, 4)).astype(np.float32) * 9
     by_block, by_record = (started(positions="generated", threshold=3.0) for _ in range(2))
     scores = by_block.score(np.ascontiguousarray(rows[:, 1]))
     first = by_block.on_scores(np.arange(9, dtype=np.int32), (2,), scores[:, None])
