@@ -120,7 +120,8 @@ def transactional_producer_config(
         transaction_timeout_s: how long a dead owner's open transaction may hold up readers and `committed()`.
     """
     timeout_ms = int(transaction_timeout_s * 1000)
-    defaults = {**_DEFAULTS, "linger.ms": 1, "compression.type": "lz4"}
+    # A transaction that follows another at once is told to wait for it: with librdkafka's 100 ms it waits that long.
+    defaults = {**_DEFAULTS, "linger.ms": 1, "compression.type": "lz4", "retry.backoff.ms": 10}
     fixed = {
         **_WRITES,
         "transactional.id": transactional_id,

@@ -164,14 +164,16 @@ class TransactionalWriter:
         """Abort what is open if that can be done within `timeout_s`, and end the client."""
         if self._producer is None:
             return
-        if self._open:
+        producer, self._producer = self._producer, None
+        was_open, self._open = self._open, False
+        if was_open:
             try:
-                self._client().abort_transaction(timeout_s)
+                producer.abort_transaction(timeout_s)
             except KafkaException as exc:
-                logger.warning("closing %s with its transaction open: %s", self.transactional_id, reason_of(exc))
-        self._producer.close()
-        self._producer = None
-        self._open = False
+                # The client's own `close` would try the abort again, without a limit: dropping it ends it at once.
+                logger.warning("%s ends with its transaction open: %s", self.transactional_id, reason_of(exc))
+                return
+        producer.close()
 
     def _client(self) -> Producer:
         if self._producer is None:

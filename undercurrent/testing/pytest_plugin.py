@@ -1,0 +1,54 @@
+"""Broker fixtures for pytest; import those you want into a conftest.
+
+    from undercurrent.testing.pytest_plugin import apache_broker, broker, embedded_broker, topic_prefix  # noqa: F401
+
+One broker of each kind serves the whole session, so a test takes names of its own (`topic_prefix`), and one that kills
+a broker starts its own with `undercurrent.testing.brokers.apache_kafka`. What this machine cannot run is skipped, with
+the reason.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from undercurrent.testing import brokers
+from undercurrent.testing.brokers import Broker, BrokerUnavailableError
+
+
+@pytest.fixture(scope="session")
+def apache_broker() -> Iterator[Broker]:
+    """A real Apache Kafka."""
+    yield from _or_skip(brokers.apache_kafka())
+
+
+@pytest.fixture(scope="session")
+def embedded_broker() -> Iterator[Broker]:
+    """The embedded broker: not durable, range groups only, does not fence."""
+    yield from _or_skip(brokers.embedded_broker())
+
+
+@pytest.fixture(scope="session", params=["embedded", "apache"])
+def broker(request: pytest.FixtureRequest) -> Broker:
+    """Each kind of broker in turn."""
+    kind: Broker = request.getfixturevalue(f"{request.param}_broker")
+    return kind
+
+
+@pytest.fixture
+def topic_prefix() -> str:
+    """A prefix for topics, groups and transactional ids that no other test uses."""
+    return f"t{uuid.uuid4().hex[:10]}"
+
+
+def _or_skip(context: brokers.BrokerContext) -> Iterator[Broker]:
+    try:
+        started = context.__enter__()
+    except BrokerUnavailableError as exc:
+        pytest.skip(str(exc))
+    try:
+        yield started
+    finally:
+        context.__exit__(None, None, None)
