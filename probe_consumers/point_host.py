@@ -110,6 +110,7 @@ class PointHost:
         self._question_timeout_s = _QUESTION_TIMEOUT_S
         self._problems: list[PartitionEvent] = []
         self._seen_positions: dict[int, int] = {}
+        self._last_appended_us: dict[int, int] = {}
         self.turned_at_s = time.monotonic()
         self.joined = False
 
@@ -119,6 +120,11 @@ class PointHost:
     def emitted_up_to(self) -> dict[int, int]:
         """Per partition that flows, the first offset without outputs."""
         return self._seen_positions
+
+    def age_s(self, partition: int) -> float:
+        """Return how long ago the broker appended the last record that was read of a partition, seconds."""
+        appended_us = self._last_appended_us.get(partition)
+        return float("inf") if appended_us is None else max(0.0, (self._clock() - appended_us) / 1e6)
 
     @property
     def waiting(self) -> list[int]:
@@ -178,6 +184,7 @@ class PointHost:
         began_s = time.monotonic()
         batch = [incoming(self._codec, record) for record in records]
         self._act(self._core.records(batch, self._clock()))
+        self._last_appended_us.update((item.partition, item.timestamp_us) for item in batch)
         self._metrics.batch(records, time.monotonic() - began_s)
 
     def _transact(self, *, needed: bool = False) -> bool:

@@ -1,0 +1,158 @@
+"""`undercurrent-probes`: the one module of the probe host that builds clients."""
+
+from __future__ import annotations
+
+import sys
+import time
+import uuid
+from collections import defaultdict
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from probe_consumers.aborts import AbortWriter
+from probe_consumers.bound import Bound, set_fingerprint
+from probe_consumers.config import HostConfig, host_config
+from probe_consumers.metrics import HostMetrics, ProbeMetrics
+from probe_consumers.observer import Observer, Watched
+from probe_consumers.point_host import LoopSettings, PointHost
+from probe_consumers.runner import BindingRunner
+from probe_consumers.service import ProbeService
+from probe_consumers.transactor import Transactor
+from undercurrent.cli.pipeline import reachable, read_sections
+from undercurrent.codec import Codec
+from undercurrent.kafka.client import Isolation
+from undercurrent.kafka.offsets import OffsetLookup
+from undercurrent.kafka.publisher import Publisher
+from undercurrent.kafka.settings import KafkaSettings
+from undercurrent.kafka.subscriber import GroupSubscriber, RebalanceHandler
+from undercurrent.kafka.transactions import TransactionalWriter
+from undercurrent.protocol.host import ProbeHost
+from undercurrent.topics import DLQ_EXTRA_BYTES
+
+
+def now_us() -> int:
+    """Return microseconds since the Unix epoch."""
+    return time.time_ns() // 1000
+
+
+def build(config: HostConfig, registry: CollectorRegistry) -> tuple[ProbeService, Observer]:
+    """Return the service that a configuration describes; no client connects before it runs.
+
+    Args:
+        config: what to run.
+        registry: where its metrics go.
+    """
+    codec, families = Codec(), ProbeMetrics(registry)
+    by_point: dict[str, list[Bound]] = defaultdict(list)
+    for bound in config.bounds:
+        by_point[bound.binding.point].append(bound)
+    watched = [_watched(config, point, bounds, codec, families) for point, bounds in by_point.items()]
+    observer = Observer(
+        watched, OffsetLookup(config.kafka), Publisher(config.kafka), config.plan.verdicts, codec, now_us
+    )
+    return ProbeService(watched, observer), observer
+
+
+def _watched(config: HostConfig, point: str, bounds: list[Bound], codec: Codec, families: ProbeMetrics) -> Watched:
+    group, plan, fingerprint = config.group(point), config.plan, set_fingerprint(bounds)
+    topic, metrics = plan.activations(point), HostMetrics(families, point)
+    runner = BindingRunner(bounds, group, now_us)
+    slot = config.host.service.slot
+    letter_bytes = plan.activation_bytes + DLQ_EXTRA_BYTES
+
+    def make_writer() -> TransactionalWriter:
+        identity = f"{group}.{slot or uuid.uuid4().hex}"
+        return TransactionalWriter(_with_room(config.kafka, letter_bytes), identity)
+
+    def make_subscriber(handler: RebalanceHandler) -> GroupSubscriber:
+        # Activations are not transactional, but only a read-committed member asks for stable offsets: otherwise what a
+        # frozen predecessor commits late is written twice.
+        return GroupSubscriber(
+            config.kafka,
+            group,
+            [topic],
+            handler,
+            assignor=config.host.service.assignor,
+            isolation=Isolation.READ_COMMITTED,
+        )
+
+    host = PointHost(
+        core=ProbeHost(point, fingerprint, runner, int(config.host.abort_max_age_s * 1e6)),
+        runner=runner,
+        make_subscriber=make_subscriber,
+        transactor=Transactor(
+            make_writer,
+            topic,
+            plan.verdicts,
+            plan.dlq(topic),
+            codec,
+            letter_bytes=letter_bytes,
+            stable=slot is not None,
+        ),
+        aborts=AbortWriter(Publisher.control(config.kafka), plan.control, codec),
+        lookup=OffsetLookup(config.kafka),
+        codec=codec,
+        clock=now_us,
+        metrics=metrics,
+        settings=LoopSettings(
+            topic=topic,
+            fingerprint=fingerprint,
+            start_from=config.host.start_from,
+            transaction_interval_s=config.host.transaction_interval_ms / 1000,
+        ),
+    )
+    return Watched(host, point, group, bounds, metrics)
+
+
+def _with_room(kafka: KafkaSettings, message_bytes: int) -> KafkaSettings:
+    """Return the connection with a client limit that lets a dead letter of the topic's largest record through."""
+    if "message.max.bytes" in kafka.options:
+        return kafka
+    return KafkaSettings(
+        bootstrap_servers=kafka.bootstrap_servers, options={**kafka.options, "message.max.bytes": message_bytes}
+    )
+
+
+def read_config(path: Path, bootstrap_servers: str | None = None, probes: Path | None = None) -> HostConfig:
+    """Return the configuration in a file.
+
+    Args:
+        path: the file.
+        bootstrap_servers: takes the place of its brokers.
+        probes: takes the place of its bindings.
+
+    Raises:
+        ConfigError: a key is unknown or wrong.
+        SpecError: the points cannot be read.
+        ProbeError: a probe does not load.
+    """
+    sections = {key: value for key, value in read_sections(path).items() if key not in _SERVICE_SECTIONS}
+    return host_config(sections, path.parent, bootstrap_servers=bootstrap_servers, probes=probes)
+
+
+def serve(path: Path, bootstrap_servers: str | None = None) -> None:
+    """Run the probe host that a file describes, until SIGTERM.
+
+    Raises:
+        ProbingError: it cannot start, or a loop could not go on.
+    """
+    config = read_config(path, bootstrap_servers)
+    reachable(config.kafka)
+    service, _ = build(config, CollectorRegistry())
+    service.run()
+
+
+_SERVICE_SECTIONS = ("metrics", "logging")
+
+
+def main() -> None:
+    """Run the command line of this process and exit with its code."""
+    from probe_consumers.cli import app
+    from undercurrent.cli.running import run
+
+    sys.exit(run(app, "undercurrent-probes"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""`undercurrent probes`: run probes on the activations of live requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from undercurrent.cli.options import Bootstrap
+
+app = typer.Typer(help="Run probes on the activations of live requests.", no_args_is_help=True, add_completion=False)
+
+
+@app.callback()
+def root() -> None:
+    """Run probes on the activations of live requests."""
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Option("--config", "-c", exists=True, dir_okay=False, help="Configuration in YAML.")],
+    bootstrap_servers: Bootstrap = None,
+) -> None:
+    """Run the probe host that a file describes, until SIGTERM: then finish the batch, commit it, and exit 0."""
+    # Imported here: `--help` needs neither a Kafka client nor numpy.
+    from probe_consumers.__main__ import serve
+
+    serve(config, bootstrap_servers)

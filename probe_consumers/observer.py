@@ -1,0 +1,173 @@
+"""Looks at the loops from outside, once a second: true lag, heartbeats, health."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from probe_consumers.bound import Bound, Clock
+from probe_consumers.metrics import HostMetrics
+from probe_consumers.point_host import PointHost
+from undercurrent.codec import Codec
+from undercurrent.errors import ProbingError
+from undercurrent.kafka.offsets import OffsetLookup
+from undercurrent.kafka.publisher import Publisher
+from undercurrent.kafka.records import Partition
+from undercurrent.protocol.messages import ProbeHeartbeat
+
+logger = logging.getLogger(__name__)
+
+# A loop that stood still for longer sends no heartbeat: whoever waits for its verdicts should know.
+SILENT_AFTER_S = 5.0
+STUCK_AFTER_S = 60.0
+
+
+@dataclass(slots=True)
+class Watched:
+    """One loop and what is known of it.
+
+    Args:
+        host: the loop.
+        point: its point.
+        service: its consumer group.
+        bounds: its bindings.
+        metrics: where its lag goes.
+    """
+
+    host: PointHost
+    point: str
+    service: str
+    bounds: Sequence[Bound]
+    metrics: HostMetrics
+    lag_records: int = 0
+    lag_s: float = 0.0
+    partition_count: int = 0
+    _level_at_s: dict[int, float] = field(default_factory=dict)
+
+    def see(self, ends: dict[int, int], now_s: float) -> None:
+        """Take the ends of its partitions.
+
+        Args:
+            ends: offset after the last record, by partition that flows.
+            now_s: monotonic time.
+        """
+        positions = self.host.emitted_up_to
+        for gone in self._level_at_s.keys() - positions.keys():
+            del self._level_at_s[gone]
+            self.metrics.forget(gone)
+        self.lag_records, self.lag_s = 0, 0.0
+        for number, position in positions.items():
+            if number not in ends:
+                continue
+            records = max(0, ends[number] - position)
+            level_at_s = self._level_at_s.setdefault(number, now_s)
+            if records == 0:
+                self._level_at_s[number] = level_at_s = now_s
+            # The oldest record without outputs came after the loop was last level with the log, and not before what
+            # it has processed last.
+            seconds = min(now_s - level_at_s, self.host.age_s(number)) if records else 0.0
+            self.metrics.lag(number, records, seconds)
+            self.lag_records += records
+            self.lag_s = max(self.lag_s, seconds)
+
+    def heartbeat(self, clock: Clock, member: str) -> ProbeHeartbeat:
+        """Return what it says to whoever waits for its verdicts."""
+        return ProbeHeartbeat(
+            service=self.service,
+            member=member,
+            probes=tuple(bound.summary() for bound in self.bounds),
+            partitions=tuple(sorted(self.host.emitted_up_to)),
+            partition_count=self.partition_count,
+            lag_records=self.lag_records,
+            lag_s=self.lag_s,
+            sent_at_us=clock(),
+        )
+
+    @property
+    def silent_s(self) -> float:
+        """How long the loop has stood still."""
+        return time.monotonic() - self.host.turned_at_s
+
+    def unready(self) -> list[str]:
+        """Return why it is not ready, in words; empty when it is."""
+        reasons = []
+        if not self.host.joined:
+            reasons.append(f"point {self.point}: no partitions assigned yet")
+        if waiting := self.host.waiting:
+            reasons.append(f"point {self.point}: partitions {waiting} wait for their committed offsets")
+        if self.silent_s > SILENT_AFTER_S:
+            reasons.append(f"point {self.point}: the loop has stood still for {self.silent_s:.0f} s")
+        for probe, reason in self.host.runner.refusals.items():
+            reasons.append(f"point {self.point}: probe {probe} refuses the latest stream: {reason}")
+        return reasons
+
+
+class Observer:
+    """Asks for the ends of the logs and sends heartbeats, on a thread of its own.
+
+    Args:
+        watched: the loops.
+        lookup: knows where logs end.
+        publisher: an idempotent producer for heartbeats.
+        verdicts: topic of heartbeats.
+        codec: encodes.
+        clock: microseconds since the Unix epoch.
+        interval_s: time between two looks.
+    """
+
+    def __init__(
+        self,
+        watched: Sequence[Watched],
+        lookup: OffsetLookup,
+        publisher: Publisher,
+        verdicts: str,
+        codec: Codec,
+        clock: Clock,
+        interval_s: float = 1.0,
+    ) -> None:
+        self._watched = watched
+        self._lookup = lookup
+        self._publisher = publisher
+        self._verdicts = verdicts
+        self._codec = codec
+        self._clock = clock
+        self._interval_s = interval_s
+        self._member = f"{socket.gethostname()}:{os.getpid()}"
+
+    def run(self, stop: threading.Event) -> None:
+        """Look until told to stop."""
+        while True:
+            for watched in self._watched:
+                try:
+                    self.look(watched)
+                except ProbingError as exc:
+                    logger.warning("%s", exc)
+            self._publisher.poll(0.0)
+            if stop.wait(self._interval_s):
+                break
+        self._publisher.close(timeout_s=1.0)
+
+    def look(self, watched: Watched) -> None:
+        """Look at one loop once."""
+        topic = watched.host.topic
+        if not watched.partition_count:
+            watched.partition_count = len(self._lookup.partitions(topic))
+        asked = [Partition(topic, number) for number in watched.host.emitted_up_to]
+        ends = self._lookup.end(asked)
+        watched.see({where.number: end for where, end in ends.items()}, time.monotonic())
+        if watched.silent_s <= SILENT_AFTER_S and watched.host.joined:
+            value = self._codec.encode(watched.heartbeat(self._clock, self._member))
+            self._publisher.produce(self._verdicts, value, key=watched.service.encode())
+
+    def healthy(self) -> bool:
+        """Return whether every loop moves."""
+        return all(watched.silent_s < STUCK_AFTER_S for watched in self._watched)
+
+    def unready(self) -> list[str]:
+        """Return why the process is not ready, in words; empty when it is."""
+        return [reason for watched in self._watched for reason in watched.unready()]

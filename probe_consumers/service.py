@@ -1,0 +1,65 @@
+"""A process of probe hosts: one loop per point, an observer, and an end that leaves nothing half done."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Sequence
+
+from probe_consumers.observer import Observer, Watched
+from undercurrent.errors import ProbingError
+
+logger = logging.getLogger(__name__)
+
+_END_S = 60.0
+
+
+class ProbeService:
+    """Runs loops until told to stop, or until one of them cannot go on.
+
+    Args:
+        watched: the loops.
+        observer: looks at them.
+    """
+
+    def __init__(self, watched: Sequence[Watched], observer: Observer) -> None:
+        self._watched = watched
+        self._observer = observer
+        self._stop = threading.Event()
+        self._failure: BaseException | None = None
+
+    def stop(self) -> None:
+        """Ask every loop to finish its batch, commit it and leave."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Run on this thread until SIGTERM, SIGINT or `stop`.
+
+        Raises:
+            ProbingError: a loop could not go on; the others were ended in good order.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._stop.set())
+        threads = [
+            threading.Thread(target=self._loop, args=(item,), name=f"point {item.point}") for item in self._watched
+        ]
+        observer = threading.Thread(target=self._observer.run, args=(self._stop,), name="observer")
+        for thread in (*threads, observer):
+            thread.start()
+        self._stop.wait()
+        for thread in (*threads, observer):
+            thread.join(_END_S)
+            if thread.is_alive():
+                raise ProbingError(f"{thread.name} did not end within {_END_S:g} s")
+        if self._failure is not None:
+            raise self._failure
+
+    def _loop(self, watched: Watched) -> None:
+        try:
+            watched.host.run(self._stop)
+        except BaseException as exc:  # the main thread raises it: one loop less would be a silent gap
+            logger.error("point %s: %s: %s", watched.point, type(exc).__name__, exc)
+            self._failure = self._failure or exc
+        finally:
+            self._stop.set()
