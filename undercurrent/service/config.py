@@ -1,0 +1,234 @@
+"""Configuration files: YAML with variables and secrets from files, checked so that every mistake names its place.
+
+    kafka:
+      bootstrap_servers: ${KAFKA:-localhost:9092}      # $$ is a dollar sign
+      sasl.password_file: /run/secrets/kafka           # becomes sasl.password, read from the file
+    topics:
+      prompt_partitions: 8
+
+Environment variables win over the file: `UNDERCURRENT_TOPICS__PROMPT_PARTITIONS=16` sets a key of a section (two
+underscores part the names), `UNDERCURRENT_MAX_TOKENS=8` a top-level one, and `UNDERCURRENT_BOOTSTRAP_SERVERS` is short
+for the Kafka section's. Values from the environment are text; the model makes numbers of them.
+
+A key that ends in `_file` always means "read it from a file", so no model has a field of such a name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, SecretStr, ValidationError
+
+from undercurrent.errors import ConfigError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+PREFIX = "UNDERCURRENT_"
+MASK = "********"
+SHORTHANDS: Mapping[str, tuple[str, ...]] = {"UNDERCURRENT_BOOTSTRAP_SERVERS": ("kafka", "bootstrap_servers")}
+
+_VARIABLE = re.compile(r"\$(?:(\$)|\{([A-Za-z_][A-Za-z0-9_]*)(:-([^}]*))?\})")
+_SECRET = re.compile(r"password|secret|token(?!s|_ids)|credential|\.pem$|jaas", re.IGNORECASE)
+_FILE = "_file"
+
+
+def load(model: type[Model], path: Path | None, environment: Mapping[str, str]) -> Model:
+    """Return a configuration file as its model.
+
+    Args:
+        model: with `extra="forbid"`, so that unknown keys are errors.
+        path: the file; None for the environment alone.
+        environment: the process's variables.
+
+    Raises:
+        ConfigError: naming the file, the key's path and what is wrong with it.
+    """
+    sections = read_sections(path, environment, top_level=frozenset(_accepted(model)))
+    return validated(model, sections, path)
+
+
+def read_sections(
+    path: Path | None, environment: Mapping[str, str], *, top_level: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """Return the sections of a file with variables, secrets and overrides put in, not checked against a model.
+
+    Args:
+        path: the file; None for the environment alone.
+        environment: the process's variables.
+        top_level: names of keys outside sections that a variable may set.
+
+    Raises:
+        ConfigError: the file cannot be read or is no mapping, a variable is not set, a secret's file cannot be read.
+    """
+    where = str(path) if path is not None else "environment"
+    sections: dict[str, Any] = {}
+    if path is not None:
+        try:
+            read = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
+            raise ConfigError(f"{where}: {exc}") from exc
+        if read is not None and not isinstance(read, dict):
+            raise ConfigError(f"{where}: expected keys and values, found {type(read).__name__}")
+        sections = _resolved(read or {}, (), where, environment, path.parent)
+    for names, value in _overrides(environment, top_level):
+        _put(sections, names, value)
+    return sections
+
+
+def validated(model: type[Model], section: Mapping[str, Any], path: Path | None = None, *, name: str = "") -> Model:
+    """Return a mapping as its model.
+
+    Args:
+        model: what it should be.
+        section: keys and values.
+        path: the file that errors name.
+        name: the section's own key path.
+
+    Raises:
+        ConfigError: naming the file, the key's path, what is wrong, and for an unknown key what is accepted.
+    """
+    prefix = f"{path}: " if path is not None else ""
+    try:
+        return model.model_validate(dict(section))
+    except ValidationError as exc:
+        lines = [_line(model, error, name) for error in exc.errors(include_url=False, include_input=False)]
+        raise ConfigError(prefix + "; ".join(lines)) from exc
+    except ConfigError as exc:
+        raise ConfigError(f"{prefix}{name + ': ' if name else ''}{exc}") from exc
+
+
+def shown(value: Any) -> Any:  # noqa: ANN401 - whatever a model dumps to
+    """Return a model or a mapping as plain data with its secrets masked: fit to be printed or logged."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="python")
+    if isinstance(value, SecretStr):
+        return MASK
+    if isinstance(value, Mapping):
+        return {
+            key: MASK if item is not None and _SECRET.search(str(key)) else shown(item) for key, item in value.items()
+        }
+    if isinstance(value, list | tuple | set | frozenset):
+        return [shown(item) for item in value]
+    return value
+
+
+def _resolved(
+    data: Mapping[Any, Any], names: tuple[str, ...], where: str, environment: Mapping[str, str], folder: Path
+) -> dict[str, Any]:
+    resolved: dict[str, Any] = {}
+    for raw, value in data.items():
+        key = str(raw)
+        put = _value(value, (*names, key), where, environment, folder)
+        if key.endswith(_FILE) and isinstance(put, str):
+            key, put = key.removesuffix(_FILE), _secret(folder / put, (*names, key), where)
+            if key in data:
+                raise ConfigError(
+                    f"{where}: {_dotted((*names, key))}: given together with {key}{_FILE}; give one of the two"
+                )
+        resolved[key] = put
+    return resolved
+
+
+def _value(
+    value: Any,  # noqa: ANN401 - whatever YAML gives
+    names: tuple[str, ...],
+    where: str,
+    environment: Mapping[str, str],
+    folder: Path,
+) -> Any:  # noqa: ANN401
+    if isinstance(value, Mapping):
+        return _resolved(value, names, where, environment, folder)
+    if isinstance(value, list):
+        return [_value(item, (*names, str(at)), where, environment, folder) for at, item in enumerate(value)]
+    if not isinstance(value, str):
+        return value
+
+    def put(match: re.Match[str]) -> str:
+        dollar, variable, has_default, default = match.groups()
+        if dollar:
+            return "$"
+        found = environment.get(variable)
+        if found:
+            return found
+        if has_default:
+            return default or ""
+        if found is None:
+            raise ConfigError(f"{where}: {_dotted(names)}: environment variable {variable} is not set")
+        return found
+
+    return _VARIABLE.sub(put, value)
+
+
+def _secret(path: Path, names: tuple[str, ...], where: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{where}: {_dotted(names)}: {exc}") from exc
+
+
+def _overrides(environment: Mapping[str, str], top_level: frozenset[str]) -> list[tuple[tuple[str, ...], str]]:
+    found: list[tuple[tuple[str, ...], str]] = []
+    for variable, value in sorted(environment.items()):
+        if variable in SHORTHANDS:
+            if value:
+                found.append((SHORTHANDS[variable], value))
+        elif variable.startswith(PREFIX):
+            names = tuple(variable.removeprefix(PREFIX).lower().split("__"))
+            # Variables of other parts begin alike; a lone name counts only where it is a key.
+            if all(names) and (len(names) > 1 or names[0] in top_level):
+                found.append((names, value))
+    return found
+
+
+def _put(sections: dict[str, Any], names: tuple[str, ...], value: str) -> None:
+    place = sections
+    for name in names[:-1]:
+        inner = place.get(name)
+        place[name] = dict(inner) if isinstance(inner, Mapping) else {}
+        place = place[name]
+    place[names[-1]] = value
+
+
+def _line(model: type[BaseModel], error: Any, name: str) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
+    loc = tuple(str(part) for part in error["loc"])
+    where = ".".join((*((name,) if name else ()), *loc)) or "top level"
+    if error["type"] != "extra_forbidden":
+        return f"{where}: {error['msg'].removeprefix('Value error, ')}"
+    accepted = sorted(_accepted(_at(model, loc[:-1]) or model))
+    close = difflib.get_close_matches(loc[-1], accepted, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"{where}: unknown key; accepted here: {', '.join(accepted)}{hint}"
+
+
+def _accepted(model: type[BaseModel]) -> set[str]:
+    return {field.alias or name for name, field in model.model_fields.items()}
+
+
+def _at(model: type[BaseModel], loc: tuple[str, ...]) -> type[BaseModel] | None:
+    """Return the model at a key path, None where the path leads through something else."""
+    found: type[BaseModel] | None = model
+    for part in loc:
+        if found is None:
+            return None
+        fields = {field.alias or name: field for name, field in found.model_fields.items()}
+        if part in fields:
+            found = _model_in(fields[part].annotation)
+    return found
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:  # noqa: ANN401 - any type expression
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if get_origin(annotation) in (Union, UnionType, list, tuple, dict):
+        return next((inner for argument in get_args(annotation) if (inner := _model_in(argument))), None)
+    return None
+
+
+def _dotted(names: tuple[str, ...]) -> str:
+    return ".".join(names)
