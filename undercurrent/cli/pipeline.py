@@ -13,6 +13,7 @@ engine worker speak of the same topics. Sections of the app itself are not looke
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,11 +68,14 @@ def connection(sections: Mapping[str, Any], bootstrap_servers: str | None) -> Ka
 
 
 def reachable(settings: KafkaSettings, timeout_s: float = 10.0) -> KafkaSettings:
-    """Return the connection when a broker answers: one clear error before any client complains in its own words.
+    """Return the connection of an interactive command when a broker answers.
+
+    From here on the client library is silent about what it retries: what matters reaches the command as an error.
 
     Raises:
         UnreachableError: none answered in time.
     """
+    logging.getLogger("undercurrent.kafka.client").setLevel(logging.CRITICAL)
     ping(settings, timeout_s)
     return settings
 

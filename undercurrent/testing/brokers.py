@@ -105,6 +105,11 @@ class Broker:
         return self._process.pid if self._process is not None else None
 
     @property
+    def running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def log_path(self) -> Path:
         """The file with what the broker printed."""
         return self.folder / "server.log"

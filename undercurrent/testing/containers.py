@@ -32,6 +32,11 @@ class ContainerBroker(Broker):
         self._container = container
         self._running = False
 
+    @property
+    def running(self) -> bool:
+        """Whether it was started and not stopped."""
+        return self._running
+
     def start(self, timeout_s: float = 120.0) -> None:
         """Start it, or start it again on its own data, and wait until it serves."""
         if self._container.get_wrapped_container() is None:

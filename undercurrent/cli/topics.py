@@ -1,0 +1,133 @@
+"""`undercurrent topics`: the topics of a pipeline as planned, as they are, and made so."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from undercurrent.cli.options import Bootstrap, ConfigFile
+
+if TYPE_CHECKING:
+    from undercurrent.topics import Topic, TopicPlan
+
+app = typer.Typer(help="Plan, create and check the topics.", no_args_is_help=True, add_completion=False)
+
+PointsFile = Annotated[
+    Path | None,
+    typer.Option("--points", exists=True, dir_okay=False, help="Extraction points, instead of the configuration's."),
+]
+Prefix = Annotated[
+    str | None, typer.Option("--prefix", help="First part of each name, instead of the configuration's.")
+]
+Json = Annotated[bool, typer.Option("--json", help="JSON lines instead of a table.")]
+
+
+@app.command()
+def plan(config: ConfigFile = None, points: PointsFile = None, prefix: Prefix = None, json_lines: Json = False) -> None:
+    """Print the topics that a configuration makes; asks no broker."""
+    from undercurrent.cli.pipeline import read_sections
+
+    planned = _plan(read_sections(config), config, points, prefix)
+    rows = [_row(topic) for topic in planned.topics()]
+    _print(rows, json_lines)
+
+
+@app.command()
+def apply(
+    config: ConfigFile = None,
+    points: PointsFile = None,
+    prefix: Prefix = None,
+    bootstrap_servers: Bootstrap = None,
+) -> None:
+    """Create what is missing and mend settings; may be repeated.
+
+    Nothing at all is done when a topic has another number of partitions than planned: that number decides where a key
+    lies and is never changed.
+    """
+    from undercurrent.cli.pipeline import connection, reachable, read_sections
+    from undercurrent.kafka.admin import DifferenceKind, TopicAdmin
+
+    sections = read_sections(config)
+    planned = _plan(sections, config, points, prefix)
+    mended = TopicAdmin(reachable(connection(sections, bootstrap_servers))).apply(planned)
+    for difference in mended:
+        if difference.kind is DifferenceKind.MISSING:
+            sys.stdout.write(f"{difference.topic}: created with {difference.planned} partitions\n")
+        else:
+            sys.stdout.write(f"{difference.topic}: {difference.key} set to {difference.planned}\n")
+    as_planned = len(planned.topics()) - len({difference.topic for difference in mended})
+    sys.stdout.write(f"{as_planned} of {len(planned.topics())} topics were as planned\n")
+
+
+@app.command("list")
+def list_topics(
+    config: ConfigFile = None,
+    points: PointsFile = None,
+    prefix: Prefix = None,
+    bootstrap_servers: Bootstrap = None,
+    json_lines: Json = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit 1 if a topic is not as planned.")] = False,
+) -> int:
+    """Print each planned topic as the cluster has it, and how it differs."""
+    from undercurrent.cli.pipeline import connection, reachable, read_sections
+    from undercurrent.kafka.admin import TopicAdmin, compare
+
+    sections = read_sections(config)
+    planned = _plan(sections, config, points, prefix).topics()
+    actual = TopicAdmin(reachable(connection(sections, bootstrap_servers))).describe(topic.name for topic in planned)
+    rows, different = [], 0
+    for topic in planned:
+        found = [str(difference).removeprefix(f"{topic.name}: ") for difference in compare([topic], actual)]
+        different += bool(found)
+        there = actual.get(topic.name)
+        rows.append({**_row(topic, there.partitions if there else 0), "state": "; ".join(found) or "as planned"})
+    _print(rows, json_lines)
+    return 1 if check and different else 0
+
+
+def _plan(sections: Any, config: Path | None, points: Path | None, prefix: str | None) -> TopicPlan:  # noqa: ANN401
+    from undercurrent.cli.pipeline import topic_plan
+
+    given = dict(sections)
+    if points is not None:
+        given["points"] = points.resolve()
+    if prefix is not None:
+        given["topics"] = {**(given.get("topics") or {}), "prefix": prefix}
+    return topic_plan(given, config.parent if config is not None else Path())
+
+
+def _row(topic: Topic, partitions: int | None = None) -> dict[str, Any]:
+    """Return a topic as the cells of a table."""
+    facts = dataclasses.asdict(topic)
+    kept = "last of each key" if topic.compact else _duration(topic.retention_ms)
+    return {
+        "topic": facts["name"],
+        "partitions": topic.partitions if partitions is None else partitions,
+        "kept": kept,
+        "max_bytes": topic.max_message_bytes,
+    }
+
+
+def _duration(ms: int) -> str:
+    """Return a time as days, hours or seconds, whichever is whole."""
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("s", 1000)):
+        if ms % size == 0:
+            return f"{ms // size} {unit}"
+    return f"{ms} ms"
+
+
+def _print(rows: list[dict[str, Any]], json_lines: bool) -> None:
+    if json_lines:
+        from undercurrent.cli.jsonl import dumps
+
+        sys.stdout.writelines(dumps(row) + "\n" for row in rows)
+        return
+    names = list(rows[0])
+    widths = [max(len(name), *(len(str(row[name])) for row in rows)) for name in names]
+    for cells in (names, *(list(map(str, row.values())) for row in rows)):
+        line = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        sys.stdout.write(line.rstrip() + "\n")
