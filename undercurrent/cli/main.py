@@ -18,7 +18,7 @@ class Tree(LazyGroup):
 
     table: ClassVar[dict[str, LazyCommand]] = {
         "demo": LazyCommand(
-            target="undercurrent.cli.demo:app", help="Watch a probe in another process stop a real model."
+            target="undercurrent.cli.demo.command:app", help="Watch a probe in another process stop a real model."
         ),
         "broker": LazyCommand(target="undercurrent.cli.broker:app", help="Start a broker for development.", group=True),
         "topics": LazyCommand(

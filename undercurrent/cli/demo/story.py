@@ -159,9 +159,9 @@ class Story:
         positions = np.frombuffer(verdict.score_positions, dtype="<i4")
         values = np.frombuffer(verdict.scores, dtype="<f4")
         if positions.size:
-            # Several layers give several scores at a position; the highest of them is shown.
-            highest = values.reshape(positions.size, -1).max(axis=1)
-            teller.scores.update(zip(positions.tolist(), highest.tolist(), strict=True))
+            # Several layers give several scores at a position; the highest is shown. NaN: not scored.
+            highest = np.fmax.reduce(values.reshape(positions.size, -1), axis=1)
+            teller.scores.update((p, s) for p, s in zip(positions.tolist(), highest.tolist(), strict=True) if s == s)
         return teller
 
     @staticmethod
