@@ -19,7 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, model_validator
 
 from undercurrent.errors import ProbeError
 
-MAX_WINDOW = 4096
+MAX_WINDOW = 512
+"""Longest window: a block of a long prompt holds as many copies of it as tokens."""
 
 Scores = NDArray[np.float32]
 Aggregated = NDArray[np.float64]

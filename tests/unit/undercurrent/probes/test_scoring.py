@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from undercurrent.errors import ShapeError
-from undercurrent.probes.scoring import row_scores
+from undercurrent.probes.scoring import row_scores, row_sums
 
 DTYPES = [np.float32, np.float16, np.float64, ml_dtypes.bfloat16]
 
@@ -32,26 +32,34 @@ def rows_of(seed, count, width, dtype):
 def test_any_split_and_any_company_gives_the_same_bits(seed, count, width, dtype, data):
     rows = rows_of(seed, count, width, dtype)
     weight = np.random.default_rng(seed + 1).standard_normal(width).astype(np.float32).astype(np.float64)
-    whole = row_scores(rows, weight, 0.25)
+    # Sums, not scores: rounding to float32 would hide most differences.
+    whole = row_sums(rows, weight)
     cuts = sorted(data.draw(st.sets(st.integers(1, count))) | {0, count})
-    pieces = [row_scores(rows[a:b], weight, 0.25) for a, b in itertools.pairwise(cuts)]
+    pieces = [row_sums(rows[a:b], weight) for a, b in itertools.pairwise(cuts)]
     order = np.random.default_rng(seed + 2).permutation(count)
-    singly = [row_scores(rows[i : i + 1].copy(), weight, 0.25) for i in range(count)]
+    singly = [row_sums(rows[i : i + 1].copy(), weight) for i in range(count)]
     assert np.concatenate(pieces).tobytes() == whole.tobytes()
     assert np.concatenate(singly).tobytes() == whole.tobytes()
-    assert row_scores(rows[order], weight, 0.25).tobytes() == whole[order].tobytes()
+    assert row_sums(rows[order], weight).tobytes() == whole[order].tobytes()
+    assert row_scores(rows, weight, 0.25).tobytes() == (whole + 0.25).astype(np.float32).tobytes()
+
+
+def test_another_order_of_summation_would_be_seen():
+    rows = rows_of(1, 64, 1000, np.float32)
+    weight = np.random.default_rng(2).standard_normal(1000)
+    assert row_sums(rows, weight).tobytes() != row_sums(rows[:, ::-1], weight[::-1]).tobytes()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_layout_and_alignment_do_not_matter(dtype):
     rows = rows_of(5, 33, 515, dtype)
     weight = np.random.default_rng(6).standard_normal(515)
-    whole = row_scores(rows, weight, 0.0).tobytes()
+    whole = row_sums(rows, weight).tobytes()
     shifted = np.frombuffer(b"\0" + rows.tobytes(), dtype, offset=1, count=rows.size).reshape(rows.shape)
     wide = np.zeros((33, 2, 515), dtype)
     wide[:, 1] = rows
     for other in (np.asfortranarray(rows), shifted, wide[:, 1], np.repeat(rows, 2, axis=1)[:, ::2]):
-        assert row_scores(other, weight, 0.0).tobytes() == whole
+        assert row_sums(other, weight).tobytes() == whole
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
