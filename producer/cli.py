@@ -114,12 +114,15 @@ def _producer(config: Path | None, bootstrap_servers: str | None) -> PromptProdu
     # Imported here: `--help` needs no Kafka client. The clients are built here, for the command that runs.
     from producer.client import PromptProducer
     from producer.settings import ProducerSettings
-    from undercurrent.cli.pipeline import connection, reachable, read_sections, topic_plan
+    from undercurrent.cli.pipeline import connection, interactive, read_sections, topic_plan
 
     sections = read_sections(config)
-    kafka = reachable(connection(sections, bootstrap_servers))
+    kafka = interactive(connection(sections, bootstrap_servers))
     plan = topic_plan({**sections, "points": None}, Path())
-    return PromptProducer(ProducerSettings(kafka=kafka, prefix=plan.prefix))
+    # Without a word about it in the configuration, the topic's own number is taken.
+    stated = "prompt_partitions" in (sections.get("topics") or {})
+    partitions = plan.prompt_partitions if stated else None
+    return PromptProducer(ProducerSettings(kafka=kafka, prefix=plan.prefix, prompt_partitions=partitions))
 
 
 def _prompts(

@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from undercurrent.errors import ConfigError, TopicError
 from undercurrent.kafka.client import ping
 from undercurrent.kafka.settings import KafkaSettings
+from undercurrent.service import config as service_config
 from undercurrent.spec import load_yaml_file
 from undercurrent.topics import TopicPlan
 
@@ -33,20 +34,12 @@ _PLAN_FIELDS = {field.name for field in dataclasses.fields(TopicPlan)} - {"point
 
 
 def read_sections(config: Path | None) -> Mapping[str, Any]:
-    """Return the sections of a configuration file, none without a file.
+    """Return the sections of a configuration file and of the environment, variables and secrets put in.
 
     Raises:
-        ConfigError: the file cannot be read or is no mapping.
+        ConfigError: the file cannot be read or is no mapping, or a variable is not set.
     """
-    if config is None:
-        return {}
-    try:
-        read = yaml.safe_load(config.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
-        raise ConfigError(f"{config}: {exc}") from exc
-    if not isinstance(read, dict):
-        raise ConfigError(f"{config}: expected sections such as kafka: and topics:")
-    return read
+    return service_config.read_sections(config, os.environ)
 
 
 def connection(sections: Mapping[str, Any], bootstrap_servers: str | None) -> KafkaSettings:
@@ -68,7 +61,17 @@ def connection(sections: Mapping[str, Any], bootstrap_servers: str | None) -> Ka
 
 
 def reachable(settings: KafkaSettings, timeout_s: float = 10.0) -> KafkaSettings:
-    """Return the connection of an interactive command when a broker answers.
+    """Return a connection when a broker answers: one clear error before any client complains in its own words.
+
+    Raises:
+        UnreachableError: none answered in time.
+    """
+    ping(settings, timeout_s)
+    return settings
+
+
+def interactive(settings: KafkaSettings) -> KafkaSettings:
+    """Return the connection of a command that a person runs, when a broker answers.
 
     From here on the client library is silent about what it retries: what matters reaches the command as an error.
 
@@ -76,8 +79,7 @@ def reachable(settings: KafkaSettings, timeout_s: float = 10.0) -> KafkaSettings
         UnreachableError: none answered in time.
     """
     logging.getLogger("undercurrent.kafka.client").setLevel(logging.CRITICAL)
-    ping(settings, timeout_s)
-    return settings
+    return reachable(settings)
 
 
 def topic_plan(sections: Mapping[str, Any], folder: Path) -> TopicPlan:
@@ -101,7 +103,8 @@ def topic_plan(sections: Mapping[str, Any], folder: Path) -> TopicPlan:
     try:
         return TypeAdapter(TopicPlan).validate_python({**section, "points": points})
     except ValidationError as exc:
-        raise ConfigError(f"topics: {first_error(exc)}") from exc
+        first = exc.errors(include_url=False, include_input=False)[0]
+        raise ConfigError(f"topics.{'.'.join(map(str, first['loc']))}: {first['msg']}") from exc
     except TopicError as exc:
         raise ConfigError(f"topics: {exc}") from exc
 
@@ -112,17 +115,7 @@ def validated(model: type[Settings], section: Mapping[str, Any], name: str) -> S
     Raises:
         ConfigError: naming the section, the key and what is wrong with it.
     """
-    try:
-        return model.model_validate(section)
-    except ValidationError as exc:
-        raise ConfigError(f"{name}.{first_error(exc)}") from exc
-
-
-def first_error(error: ValidationError) -> str:
-    """Return the first thing that is wrong as `key: what`."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}" if where else str(first["msg"])
+    return service_config.validated(model, section, name=name)
 
 
 def _mapping(sections: Mapping[str, Any], name: str) -> dict[str, Any]:

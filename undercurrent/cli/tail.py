@@ -52,12 +52,12 @@ def tail(
     if start is Start.LATEST and not follow:
         raise ConfigError("--from latest shows nothing unless --follow waits for more")
     # Imported here: `--help` needs no Kafka client.
-    from undercurrent.cli.pipeline import connection, reachable, read_sections
+    from undercurrent.cli.pipeline import connection, interactive, read_sections
     from undercurrent.codec.avro import Codec
     from undercurrent.kafka.offsets import OffsetLookup
     from undercurrent.kafka.reader import AssignedReader
 
-    settings = reachable(connection(read_sections(config), bootstrap_servers))
+    settings = interactive(connection(read_sections(config), bootstrap_servers))
     lookup = OffsetLookup(settings)
     wanted = choose(lookup.partitions(topic), partition)
     ends = lookup.end(wanted)

@@ -48,12 +48,12 @@ def apply(
     Nothing at all is done when a topic has another number of partitions than planned: that number decides where a key
     lies and is never changed.
     """
-    from undercurrent.cli.pipeline import connection, reachable, read_sections
+    from undercurrent.cli.pipeline import connection, interactive, read_sections
     from undercurrent.kafka.admin import DifferenceKind, TopicAdmin
 
     sections = read_sections(config)
     planned = _plan(sections, config, points, prefix)
-    mended = TopicAdmin(reachable(connection(sections, bootstrap_servers))).apply(planned)
+    mended = TopicAdmin(interactive(connection(sections, bootstrap_servers))).apply(planned)
     for difference in mended:
         if difference.kind is DifferenceKind.MISSING:
             sys.stdout.write(f"{difference.topic}: created with {difference.planned} partitions\n")
@@ -73,12 +73,12 @@ def list_topics(
     check: Annotated[bool, typer.Option("--check", help="Exit 1 if a topic is not as planned.")] = False,
 ) -> int:
     """Print each planned topic as the cluster has it, and how it differs."""
-    from undercurrent.cli.pipeline import connection, reachable, read_sections
+    from undercurrent.cli.pipeline import connection, interactive, read_sections
     from undercurrent.kafka.admin import TopicAdmin, compare
 
     sections = read_sections(config)
     planned = _plan(sections, config, points, prefix).topics()
-    actual = TopicAdmin(reachable(connection(sections, bootstrap_servers))).describe(topic.name for topic in planned)
+    actual = TopicAdmin(interactive(connection(sections, bootstrap_servers))).describe(topic.name for topic in planned)
     rows, different = [], 0
     for topic in planned:
         found = [str(difference).removeprefix(f"{topic.name}: ") for difference in compare([topic], actual)]
