@@ -1,1 +1,1 @@
-"""."""
+"""Models of `transformers`: so far the oracle of parity tests."""

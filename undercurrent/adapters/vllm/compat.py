@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,10 @@ from vllm.config import CompilationMode, VllmConfig
 from vllm.v1.worker import gpu_worker
 
 from undercurrent.adapters.vllm.settings import settings_of
+from undercurrent.capture.points import CapturePoint
 from undercurrent.capture.tracker import Batch
 from undercurrent.errors import CaptureError
+from undercurrent.spec import ExtractionPoint
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +102,30 @@ def check_supported(config: VllmConfig, *, v2_runner: bool) -> None:
     reasons = refusals(config, v2_runner=v2_runner)
     if reasons:
         raise CaptureError(f"activations cannot be captured yet with: {'; '.join(reasons)}")
+
+
+def model_shape(config: VllmConfig) -> tuple[int, int, str]:
+    """Return decoder layers, hidden size and the NumPy name of the element type of an engine's model."""
+    model = config.model_config
+    return (
+        model.get_total_num_hidden_layers(),
+        model.get_hidden_size(),
+        str(model.dtype).removeprefix("torch."),
+    )
+
+
+def capture_points(config: VllmConfig, points: Sequence[ExtractionPoint]) -> tuple[CapturePoint, ...]:
+    """Return a spec's points as they are captured on an engine's model.
+
+    Args:
+        config: of the engine.
+        points: from the spec.
+
+    Raises:
+        CaptureError: one of them cannot be captured, by name.
+    """
+    layers, width, dtype = model_shape(config)
+    return tuple(CapturePoint.of(point, layers=layers, width=width, model_dtype=dtype) for point in points)
 
 
 class RunnerV1:

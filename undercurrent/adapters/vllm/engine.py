@@ -149,6 +149,8 @@ class VLLMEngine:
         config = AsyncEngineArgs(**values).create_engine_config()
         if self._points:
             compat.check_supported(config, v2_runner=config.use_v2_model_runner)
+            # The worker checks the same; here it is said before a process has started.
+            compat.capture_points(config, self._points)
         return config
 
     async def _describe(self, config: Any, version: str) -> EngineInfo:  # noqa: ANN401 - a VllmConfig
@@ -239,7 +241,7 @@ class VLLMEngine:
             EngineDeadError: the engine is gone.
         """
         from vllm.exceptions import VLLMClientError
-        from vllm.inputs import TokensPrompt
+        from vllm.inputs.engine import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError as VLLMEngineDead
 
         llm = self._alive()
@@ -248,7 +250,7 @@ class VLLMEngine:
         if token_ids is None:
             tokenizer = llm.get_tokenizer()
             token_ids = tuple(await asyncio.to_thread(tokenizer.encode, request.prompt))
-        prompt = TokensPrompt(prompt_token_ids=list(token_ids))
+        prompt = tokens_input(prompt_token_ids=list(token_ids))
         try:
             async for output in llm.generate(prompt, params, request.engine_id, priority=request.priority):
                 self._outputs += 1

@@ -21,7 +21,7 @@ from undercurrent.adapters.vllm.selfcheck import self_check
 from undercurrent.adapters.vllm.settings import CONFIG_KEY, CaptureSettings, settings_of
 from undercurrent.adapters.vllm.tap import TapSet
 from undercurrent.adapters.vllm.version_check import check_vllm_version
-from undercurrent.capture.points import CapturePoint, child_index, parse_order, tap_groups
+from undercurrent.capture.points import child_index, parse_order, tap_groups
 from undercurrent.capture.ring import Ring
 from undercurrent.capture.tracker import Tracker
 from undercurrent.errors import CaptureError, ProbingError
@@ -94,12 +94,8 @@ class WorkerCapture:
     """
 
     def __init__(self, settings: CaptureSettings, ring: Ring, config: VllmConfig, runner: compat.RunnerV1) -> None:
-        model_config = config.model_config
-        layers, width = model_config.get_total_num_hidden_layers(), model_config.get_hidden_size()
-        dtype = str(model_config.dtype).removeprefix("torch.")
-        points = tuple(
-            CapturePoint.of(point, layers=layers, width=width, model_dtype=dtype) for point in settings.points
-        )
+        layers, width, dtype = compat.model_shape(config)
+        points = compat.capture_points(config, settings.points)
         self._runner = runner
         self._ring = ring
         self._parts = ModelMap.of(runner.model, layers)

@@ -225,10 +225,10 @@ def _prove(run: Callable[[np.ndarray], None], taps: TapSet, parts: ModelMap, ids
         taps.disarm()
         for handle in handles:
             handle.remove()
-    stale = taps.stale(_STEP, len(ids))
+    taps.stale(_STEP, len(ids))
     for tap in taps.taps:
         name = f"{tap.group.tensor_type} of layer {tap.layer} ({type(tap.module).__name__})"
-        if tap.group in stale or tap.slot not in expected:
+        if not taps.fired(tap, _STEP) or tap.slot not in expected:
             raise CaptureError(f"the tap on {name} did not fire on {len(ids)} rows")
         if not torch.equal(tap.out[: len(ids)], expected[tap.slot].to(tap.out.dtype)):
             raise CaptureError(f"the tap on {name} copied something else than the module returned")

@@ -168,6 +168,15 @@ class TapSet:
             return frozenset()
         return frozenset(tap.group for tap in self.taps if self._stamp_array[tap.slot] != step)
 
+    def fired(self, tap: Tap, step: int) -> bool:
+        """Whether a tap copied in a step; ask after `stale`.
+
+        Args:
+            tap: one of `taps`.
+            step: its number.
+        """
+        return bool(self._stamp_array[tap.slot] == step)
+
     def remove(self) -> None:
         """Take the hooks off the model."""
         for hook in self._hooks:

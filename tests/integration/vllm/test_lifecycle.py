@@ -1,0 +1,145 @@
+"""Starting, refusing to start, dying and closing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from harness import POINTS, Harness, point
+
+from undercurrent.errors import CaptureError, ConfigError, EngineDeadError
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+
+def children():
+    return {p.pid for p in psutil.Process().children(recursive=True)}
+
+
+def wait_until(done, deadline_s=30):
+    end = time.monotonic() + deadline_s
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("engine_args", "match"),
+    [
+        ({"enforce_eager": False}, "torch.compile and CUDA graphs"),
+        ({"async_scheduling": True}, "async_scheduling"),
+        ({"tensor_parallel_size": 2}, "tensor parallelism"),
+        ({"pipeline_parallel_size": 2}, "pipeline parallelism"),
+        (
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
+            "speculative decoding",
+        ),
+        ({"runner": "pooling"}, "pooling models"),
+        ({"kv_sharing_fast_prefill": True}, "kv_sharing_fast_prefill"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_capture_does_not_support_is_refused_by_name_before_anything_starts(models, engine_args, match):
+    before = children()
+    harness = Harness(models["llama"], **engine_args)
+    try:
+        with pytest.raises(CaptureError, match=match):
+            harness.start()
+        assert children() == before
+    finally:
+        harness.close()
+
+
+def test_the_v2_runner_is_refused_by_name(models, monkeypatch):
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    harness = Harness(models["llama"])
+    try:
+        with pytest.raises(CaptureError, match="V2 model runner"):
+            harness.start()
+    finally:
+        harness.close()
+
+
+@pytest.mark.parametrize(
+    ("bad_point", "match"),
+    [(point("deep", "mlp_out", (4,)), "point 'deep': the model has layers 0 to 3"), (point("k", "kv", (0,)), "kv")],
+    ids=["layer", "kv"],
+)
+def test_a_point_that_the_model_cannot_serve_is_refused_by_name(models, bad_point, match):
+    harness = Harness(models["llama"], points=(bad_point,))
+    try:
+        with pytest.raises(CaptureError, match=match):
+            harness.start()
+    finally:
+        harness.close()
+
+
+def test_an_unknown_engine_argument_is_refused(models):
+    harness = Harness(models["llama"], no_such_argument=1)
+    try:
+        with pytest.raises(ConfigError, match="no_such_argument"):
+            harness.start()
+    finally:
+        harness.close()
+
+
+def test_the_plugin_may_be_registered_twice():
+    from vllm.v1.worker.gpu_worker import Worker
+
+    from undercurrent.adapters.vllm.plugin import register
+
+    register()
+    first = Worker.load_model
+    register()
+    assert Worker.load_model is first
+
+
+def test_a_refusal_in_the_worker_reaches_the_driver_by_name(models):
+    """The taps of this engine do not fit: found by the worker, in another process, and told through the ring."""
+    before = children()
+    harness = Harness(models["llama"], max_num_seqs=8, max_num_batched_tokens=48)
+    harness.engine._options["max_tap_bytes"] = 1000
+    try:
+        with pytest.raises(CaptureError, match="max_tap_bytes = 1000"):
+            harness.start()
+        wait_until(lambda: children() <= before)
+    finally:
+        harness.close()
+
+
+def test_a_killed_engine_core_is_reported_and_closing_leaves_nothing(models):
+    before = children()
+    harness = Harness(models["llama"], points=POINTS[:1], max_num_seqs=8, max_num_batched_tokens=48)
+    try:
+        harness.start()
+        folder = Path(harness.engine._folder.name)
+        assert (folder / "capture.json").stat().st_mode & 0o077 == 0
+        writer = harness.ring.stats().writer_pid
+        request = harness.request("doomed", list(range(20)), points=("residual",), max_tokens=200)
+
+        async def run():
+            async for delta in harness.engine.submit(request):
+                if delta.token_ids:
+                    os.kill(writer, signal.SIGKILL)
+
+        with pytest.raises(EngineDeadError):
+            harness.call(run())
+        with pytest.raises(EngineDeadError):
+            harness.call(harness.engine.check(request))
+
+        async def again():
+            async for _ in harness.engine.submit(request):
+                pass
+
+        with pytest.raises(EngineDeadError):
+            harness.call(again())
+        harness.call(asyncio.wait_for(harness.engine.abort("doomed:1"), 10))
+    finally:
+        harness.close()
+    wait_until(lambda: children() <= before)
+    assert not folder.exists()
