@@ -88,11 +88,12 @@ def test_the_wheels_top_level_is_the_four_packages(wheel: Path) -> None:
     assert top == expected
 
 
-def test_the_wheel_ships_every_module_schema_and_marker(wheel: Path) -> None:
+def test_the_wheel_ships_every_module_and_data_file(wheel: Path) -> None:
     names = files_of(wheel)
     for package in SOURCES:
         for path in (ROOT / package).rglob("*"):
-            if path.suffix not in (".py", ".avsc", ".typed") or "__pycache__" in path.parts:
+            shipped = path.suffix in (".py", ".avsc", ".typed") or "vault" in path.parts
+            if not shipped or path.is_dir() or "__pycache__" in path.parts:
                 continue
             name = path.relative_to(ROOT).as_posix()
             name = name.replace("schemas/", "undercurrent/schemas/", 1) if name.startswith("schemas/") else name

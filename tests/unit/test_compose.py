@@ -11,7 +11,9 @@ import pytest
 import yaml
 from compose_spec import PyCompose
 
+from probe_consumers.__main__ import read_config
 from undercurrent.cli.main import PROG_NAME, Tree, app
+from undercurrent.cli.pipeline import read_sections, topic_plan
 from undercurrent.cli.running import run
 
 ROOT = Path(__file__).parents[2]
@@ -111,3 +113,32 @@ def test_the_configuration_of_a_service_is_there(name: str) -> None:
     for argument in command_line(OURS[name]):
         if argument.startswith(CONFIG_MOUNT):
             assert (ROOT / "deploy" / Path(argument).relative_to(CONFIG_MOUNT)).is_file()
+
+
+@pytest.fixture
+def deployed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The configuration files as the containers see them: address from the environment, mounts in place."""
+    monkeypatch.setenv("UNDERCURRENT_BOOTSTRAP_SERVERS", "kafka:9092")
+    (source,) = {
+        volume.split(":")[0] for service in OURS.values() for volume in service["volumes"] if "/opt/vault" in volume
+    }
+    for path in (ROOT / "deploy").glob("*.yaml"):
+        (tmp_path / path.name).write_text(path.read_text().replace("/opt/vault", str(ROOT / source)))
+    return tmp_path
+
+
+def test_the_topics_of_both_configurations_are_the_same(deployed: Path) -> None:
+    engine, probes = (topic_plan(read_sections(deployed / name), deployed) for name in ("engine.yaml", "probes.yaml"))
+    assert engine == probes
+    assert engine.points
+
+
+def test_there_are_not_more_probe_hosts_than_partitions(deployed: Path) -> None:
+    plan = topic_plan(read_sections(deployed / "probes.yaml"), deployed)
+    assert SERVICES["probes"]["deploy"]["replicas"] <= plan.activation_partitions
+
+
+def test_the_probe_hosts_configuration_loads(deployed: Path) -> None:
+    config = read_config(deployed / "probes.yaml")
+    assert config.kafka.bootstrap_servers == "kafka:9092"
+    assert config.bounds
