@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 import uuid
@@ -21,6 +22,7 @@ from probe_consumers.service import ProbeService
 from probe_consumers.transactor import Transactor
 from undercurrent.cli.pipeline import reachable, read_sections
 from undercurrent.codec import Codec
+from undercurrent.errors import ConfigError
 from undercurrent.kafka.client import Isolation
 from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.publisher import Publisher
@@ -28,7 +30,12 @@ from undercurrent.kafka.settings import KafkaSettings
 from undercurrent.kafka.subscriber import GroupSubscriber, RebalanceHandler
 from undercurrent.kafka.transactions import TransactionalWriter
 from undercurrent.protocol.host import ProbeHost
+from undercurrent.service.health import HealthServer
+from undercurrent.service.logging import LogFormat, setup_logging
+from undercurrent.service.processes import StopRequest
 from undercurrent.topics import DLQ_EXTRA_BYTES
+
+logger = logging.getLogger(__name__)
 
 
 def now_us() -> int:
@@ -36,8 +43,8 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
-def build(config: HostConfig, registry: CollectorRegistry) -> tuple[ProbeService, Observer]:
-    """Return the service that a configuration describes; no client connects before it runs.
+def build(config: HostConfig, registry: CollectorRegistry) -> list[Watched]:
+    """Return a loop per point; no client connects before it runs.
 
     Args:
         config: what to run.
@@ -47,11 +54,7 @@ def build(config: HostConfig, registry: CollectorRegistry) -> tuple[ProbeService
     by_point: dict[str, list[Bound]] = defaultdict(list)
     for bound in config.bounds:
         by_point[bound.binding.point].append(bound)
-    watched = [_watched(config, point, bounds, codec, families) for point, bounds in by_point.items()]
-    observer = Observer(
-        watched, OffsetLookup(config.kafka), Publisher(config.kafka), config.plan.verdicts, codec, now_us
-    )
-    return ProbeService(watched, observer), observer
+    return [_watched(config, point, bounds, codec, families) for point, bounds in by_point.items()]
 
 
 def _watched(config: HostConfig, point: str, bounds: list[Bound], codec: Codec, families: ProbeMetrics) -> Watched:
@@ -127,23 +130,38 @@ def read_config(path: Path, bootstrap_servers: str | None = None, probes: Path |
         SpecError: the points cannot be read.
         ProbeError: a probe does not load.
     """
-    sections = {key: value for key, value in read_sections(path).items() if key not in _SERVICE_SECTIONS}
-    return host_config(sections, path.parent, bootstrap_servers=bootstrap_servers, probes=probes)
+    return host_config(read_sections(path), path.parent, bootstrap_servers=bootstrap_servers, probes=probes)
 
 
-def serve(path: Path, bootstrap_servers: str | None = None) -> None:
+def serve(path: Path, bootstrap_servers: str | None = None, log_format: LogFormat | None = None) -> None:
     """Run the probe host that a file describes, until SIGTERM.
 
     Raises:
         ProbingError: it cannot start, or a loop could not go on.
     """
     config = read_config(path, bootstrap_servers)
+    stop = StopRequest().install()
+    setup_logging(log_format or config.host.logging.format, config.host.logging.level, service="probes")
     reachable(config.kafka)
-    service, _ = build(config, CollectorRegistry())
-    service.run()
-
-
-_SERVICE_SECTIONS = ("metrics", "logging")
+    registry = CollectorRegistry()
+    watched = build(config, registry)
+    observer = Observer(
+        watched, OffsetLookup(config.kafka), Publisher(config.kafka), config.plan.verdicts, Codec(), now_us
+    )
+    where = config.host.metrics
+    try:
+        health = HealthServer(
+            registry,
+            heartbeats=[item.host.heartbeat for item in watched],
+            not_ready=observer.unready,
+            host=where.host,
+            port=where.port,
+        )
+    except OSError as exc:
+        raise ConfigError(f"metrics: {where.host}:{where.port} cannot be served: {exc}") from exc
+    with health:
+        logger.info("metrics and health at http://%s:%d", where.host, health.port)
+        ProbeService(watched, observer, stop.event).run()
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from undercurrent.cli.options import Bootstrap
+from undercurrent.service.logging import LogFormat
 
 app = typer.Typer(help="Run probes on the activations of live requests.", no_args_is_help=True, add_completion=False)
 
@@ -20,10 +21,13 @@ def root() -> None:
 @app.command()
 def run(
     config: Annotated[Path, typer.Option("--config", "-c", exists=True, dir_okay=False, help="Configuration in YAML.")],
+    log_format: Annotated[
+        LogFormat | None, typer.Option("--log-format", help="How the log looks; the configuration's without it.")
+    ] = None,
     bootstrap_servers: Bootstrap = None,
 ) -> None:
     """Run the probe host that a file describes, until SIGTERM: then finish the batch, commit it, and exit 0."""
     # Imported here: `--help` needs neither a Kafka client nor numpy.
     from probe_consumers.__main__ import serve
 
-    serve(config, bootstrap_servers)
+    serve(config, bootstrap_servers, log_format)

@@ -25,6 +25,7 @@ from undercurrent.errors import ConfigError
 from undercurrent.kafka.client import Assignor
 from undercurrent.kafka.settings import KafkaSettings
 from undercurrent.probes import Binding, load_binding, load_bindings, parse_bindings
+from undercurrent.service.logging import LogFormat
 from undercurrent.spec import load_yaml_file
 from undercurrent.spec.pipeline import check_pipeline
 from undercurrent.topics import TopicPlan
@@ -47,6 +48,34 @@ class ServiceSection(BaseModel):
     assignor: Assignor = Assignor.COOPERATIVE_STICKY
 
 
+class MetricsSection(BaseModel):
+    """Where /metrics, /healthz and /readyz are served.
+
+    Args:
+        host: the interface.
+        port: 0 for any free one; the log names it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+
+
+class LoggingSection(BaseModel):
+    """How the log looks.
+
+    Args:
+        format: `text` or `json`.
+        level: least level that is shown.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: LogFormat = LogFormat.TEXT
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+
+
 class HostSections(BaseModel):
     """Keys of the file that are a probe host's own.
 
@@ -55,6 +84,8 @@ class HostSections(BaseModel):
         start_from: where a new group begins; `from` in the file.
         transaction_interval_ms: time between transactions.
         abort_max_age_s: an older record aborts nothing.
+        metrics: where they are served.
+        logging: how the log looks.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -63,6 +94,8 @@ class HostSections(BaseModel):
     start_from: Annotated[Literal["earliest", "latest"], Field(alias="from")] = "earliest"
     transaction_interval_ms: Annotated[int, Field(ge=10, le=5000)] = 100
     abort_max_age_s: Annotated[float, Field(gt=0)] = 60.0
+    metrics: MetricsSection = Field(default_factory=MetricsSection)
+    logging: LoggingSection = Field(default_factory=LoggingSection)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +133,7 @@ def host_config(
     """Return the configuration that a file's sections make.
 
     Args:
-        sections: of the file; those of metrics and logging are taken out before.
+        sections: of the file.
         folder: where relative paths begin.
         bootstrap_servers: takes the place of the file's.
         probes: takes the place of the file's bindings.

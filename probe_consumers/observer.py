@@ -24,7 +24,6 @@ logger = logging.getLogger(__name__)
 
 # A loop that stood still for longer sends no heartbeat: whoever waits for its verdicts should know.
 SILENT_AFTER_S = 5.0
-STUCK_AFTER_S = 60.0
 
 
 @dataclass(slots=True)
@@ -91,7 +90,7 @@ class Watched:
     @property
     def silent_s(self) -> float:
         """How long the loop has stood still."""
-        return time.monotonic() - self.host.turned_at_s
+        return self.host.heartbeat.age_s
 
     def unready(self) -> list[str]:
         """Return why it is not ready, in words; empty when it is."""
@@ -163,10 +162,6 @@ class Observer:
         if watched.silent_s <= SILENT_AFTER_S and watched.host.joined:
             value = self._codec.encode(watched.heartbeat(self._clock, self._member))
             self._publisher.produce(self._verdicts, value, key=watched.service.encode())
-
-    def healthy(self) -> bool:
-        """Return whether every loop moves."""
-        return all(watched.silent_s < STUCK_AFTER_S for watched in self._watched)
 
     def unready(self) -> list[str]:
         """Return why the process is not ready, in words; empty when it is."""

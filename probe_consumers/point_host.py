@@ -24,11 +24,13 @@ from undercurrent.kafka.subscriber import GroupSubscriber
 from undercurrent.protocol.host import ProbeHost
 from undercurrent.protocol.host_events import Action, Commit, Declare, Fetch, Read, SendAbort
 from undercurrent.protocol.host_position import Committed, StartFrom, resume_from
+from undercurrent.service.health import Heartbeat
 
 logger = logging.getLogger(__name__)
 
 # A loop that stood still for longer may have lost its partitions without knowing: it polls before it commits.
 PAUSE_S = 1.5
+STUCK_AFTER_S = 60.0
 # The other partitions wait meanwhile, so a question is short at first; an unanswered one is asked again, longer.
 _QUESTION_TIMEOUT_S = 0.1
 _LONGEST_QUESTION_S = 1.0
@@ -111,7 +113,7 @@ class PointHost:
         self._problems: list[PartitionEvent] = []
         self._seen_positions: dict[int, int] = {}
         self._last_appended_us: dict[int, int] = {}
-        self.turned_at_s = time.monotonic()
+        self.heartbeat = Heartbeat(settings.topic, STUCK_AFTER_S)
         self.joined = False
 
     # --- seen from other threads: copies of small facts, never the core's own state
@@ -140,6 +142,7 @@ class PointHost:
             UnreachableError: a client is beyond use.
             FencedError: another member has this one's slot.
         """
+        self.heartbeat.beat()
         self._transactor.open()
         self._aborts.open()
         self._subscriber.open()
@@ -148,6 +151,7 @@ class PointHost:
                 self.turn()
             self._transact()
         finally:
+            self.heartbeat.rest()
             self._subscriber.close()
             self._transactor.close()
             self._aborts.close()
@@ -306,4 +310,4 @@ class PointHost:
         self._seen_positions = self._core.emitted_up_to
         self._metrics.counts(self._core.take_counts())
         self._metrics.open_streams(self.runner.open_streams)
-        self.turned_at_s = time.monotonic()
+        self.heartbeat.beat()

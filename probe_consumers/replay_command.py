@@ -13,13 +13,13 @@ from probe_consumers.bound import Bound, Clock
 from probe_consumers.config import HostConfig
 from probe_consumers.decoding import incoming
 from probe_consumers.replay import Edges, Replay, Span, comparable
-from probe_consumers.replay_range import RangeRequest, find_spans, read_spans
+from probe_consumers.replay_range import RangeRequest, batches, find_range, spans_of
 from probe_consumers.replay_sinks import ReplaySinks
 from undercurrent.codec import Codec
 from undercurrent.errors import ConfigError, DecodeError, ReplayError
 from undercurrent.evaluation.diff import DiffReport, collect, compare
 from undercurrent.kafka.client import Isolation
-from undercurrent.kafka.offsets import OffsetLookup
+from undercurrent.kafka.ranges import TopicRange
 from undercurrent.kafka.records import Record
 from undercurrent.protocol.messages import ProbeVerdict, VerdictKind
 from undercurrent.protocol.streams import StreamId
@@ -51,6 +51,7 @@ class ReplayResult:
     Args:
         records: read of the range.
         spans: the range.
+        deleted: offsets of it that retention has deleted; None where nobody knows how many.
         edges: streams that it cuts.
         dead_letters: records that no stream takes.
         service: consumer group that it was compared with, None where there were no live verdicts.
@@ -59,6 +60,7 @@ class ReplayResult:
 
     records: int
     spans: dict[int, Span]
+    deleted: int | None
     edges: Edges
     dead_letters: list[dict[str, object]]
     service: str | None
@@ -70,6 +72,7 @@ class ReplayResult:
             **self.diff.to_dict(),
             "records": self.records,
             "range": {str(number): asdict(span) for number, span in self.spans.items()},
+            "deleted_offsets": self.deleted,
             "service": self.service,
             "not_compared": {
                 "started_before_the_range": _named(self.edges.started_before),
@@ -90,25 +93,27 @@ def replay(config: HostConfig, order: ReplayOrder, clock: Clock) -> ReplayResult
     if not bounds:
         known = ", ".join(config.points)
         raise ConfigError(f"--point {order.point}: no binding reads it; bindings read {known}")
-    codec, lookup = Codec(), OffsetLookup(config.kafka)
+    codec = Codec()
     topic = config.plan.activations(order.point)
-    spans = find_spans(lookup, topic, order.range)
+    part = find_range(config.kafka, topic, order.range)
+    spans = spans_of(part)
     run = Replay(order.point, bounds, spans, clock)
     replayed: list[ProbeVerdict] = []
     count = 0
     with ReplaySinks(order.out) as sinks:
-        for batch in read_spans(config.kafka, topic, spans):
+        for batch in batches(part):
             kept = [record for record in batch if _wanted(record.key, order.requests)]
             count += len(kept)
             verdicts = run.feed([incoming(codec, record) for record in kept])
             sinks.write(verdicts)
             replayed += verdicts
-    service, live = _live(config, order, bounds, codec, lookup)
+    service, live = _live(config, order, bounds, codec)
     edges = run.edges()
     mine, theirs = comparable(live, replayed, edges, spans)
     result = ReplayResult(
         records=count,
         spans=spans,
+        deleted=_deleted(part),
         edges=edges,
         dead_letters=run.dead_letters,
         service=service,
@@ -120,12 +125,12 @@ def replay(config: HostConfig, order: ReplayOrder, clock: Clock) -> ReplayResult
 
 
 def _live(
-    config: HostConfig, order: ReplayOrder, bounds: Iterable[Bound], codec: Codec, lookup: OffsetLookup
+    config: HostConfig, order: ReplayOrder, bounds: Iterable[Bound], codec: Codec
 ) -> tuple[str | None, list[ProbeVerdict]]:
     """Return the live verdicts on the point's bindings, of one consumer group, and its name."""
     probes = {bound.binding.name for bound in bounds}
     by_service: dict[str, list[ProbeVerdict]] = defaultdict(list)
-    for verdict in _verdicts(config, order, codec, lookup):
+    for verdict in _verdicts(config, order, codec):
         if verdict.point == order.point and verdict.probe in probes:
             by_service[verdict.service].append(verdict)
     service = order.service or config.group(order.point)
@@ -141,17 +146,14 @@ def _live(
     return found, verdicts
 
 
-def _verdicts(config: HostConfig, order: ReplayOrder, codec: Codec, lookup: OffsetLookup) -> Iterator[ProbeVerdict]:
+def _verdicts(config: HostConfig, order: ReplayOrder, codec: Codec) -> Iterator[ProbeVerdict]:
     topic = config.plan.verdicts
     # A verdict is appended after the record that it follows from.
-    spans = find_spans(lookup, topic, RangeRequest(since_ms=order.range.since_ms), Isolation.READ_COMMITTED)
-    for batch in read_spans(config.kafka, topic, spans, Isolation.READ_COMMITTED):
-        for record in batch:
-            if not _wanted(record.key, order.requests):
-                continue
-            message = _decoded(codec, record)
-            if isinstance(message, ProbeVerdict) and message.kind is not VerdictKind.UNKNOWN:
-                yield message
+    part = find_range(config.kafka, topic, RangeRequest(since_ms=order.range.since_ms), Isolation.READ_COMMITTED)
+    for record in part.read():
+        message = _decoded(codec, record) if _wanted(record.key, order.requests) else None
+        if isinstance(message, ProbeVerdict) and message.kind is not VerdictKind.UNKNOWN:
+            yield message
 
 
 def _decoded(codec: Codec, record: Record) -> object:
@@ -159,6 +161,11 @@ def _decoded(codec: Codec, record: Record) -> object:
         return codec.decode(record.value)
     except DecodeError as exc:
         raise ReplayError(f"{record.source} at offset {record.offset}: no verdict can be read: {exc}") from exc
+
+
+def _deleted(part: TopicRange) -> int | None:
+    counts = [piece.deleted for piece in part.pieces]
+    return None if None in counts else sum(count or 0 for count in counts)
 
 
 def _wanted(key: bytes | None, requests: Collection[str]) -> bool:

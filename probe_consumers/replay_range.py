@@ -1,20 +1,16 @@
-"""Which part of a topic a replay reads, and reading it to its end."""
+"""Which part of a topic a replay reads."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from probe_consumers.replay import Span
 from undercurrent.errors import ConfigError, ReplayError
 from undercurrent.kafka.client import Isolation, KafkaSettings
-from undercurrent.kafka.offsets import OffsetLookup
-from undercurrent.kafka.reader import AssignedReader
-from undercurrent.kafka.records import Partition, Record
-
-_IDLE_S = 30.0
+from undercurrent.kafka.ranges import TopicRange
+from undercurrent.kafka.records import Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,66 +67,52 @@ def parse_offsets(texts: Sequence[str]) -> dict[int | None, int]:
     return offsets
 
 
-def find_spans(
-    lookup: OffsetLookup, topic: str, request: RangeRequest, isolation: Isolation = Isolation.READ_UNCOMMITTED
-) -> dict[int, Span]:
-    """Return the part of each partition that a request means, as the topic is now.
+def find_range(
+    settings: KafkaSettings, topic: str, request: RangeRequest, isolation: Isolation = Isolation.READ_UNCOMMITTED
+) -> TopicRange:
+    """Return the part of a topic that a request means, as the topic is now.
 
     Raises:
         ReplayError: an offset is asked for that the log no longer has.
+        ConfigError: a partition is named that is not there.
         TopicError: there is no such topic.
     """
-    partitions = lookup.partitions(topic)
-    starts, ends = lookup.beginning(partitions), lookup.end(partitions, isolation=isolation)
-    if request.since_ms is not None:
-        since = lookup.at_time(partitions, request.since_ms)
-        starts = {where: max(starts[where], since[where]) for where in partitions}
-    if request.until_ms is not None:
-        until = lookup.at_time(partitions, request.until_ms)
-        ends = {where: min(ends[where], until[where]) for where in partitions}
+    part = TopicRange.by_time(
+        settings, topic, since_ms=request.since_ms, until_ms=request.until_ms, isolation=isolation
+    )
     asked = request.offsets or {}
-    for where in partitions:
-        wanted = asked.get(where.number, asked.get(None))
-        if wanted is None:
-            continue
-        first = lookup.beginning([where])[where]
-        if wanted < first:
-            raise ReplayError(f"{where}: offset {wanted} is asked for, the log begins at {first}")
-        starts[where] = max(starts[where], wanted)
-    return {where.number: Span(min(starts[where], ends[where]), ends[where]) for where in partitions}
+    unknown = {number for number in asked if number is not None} - {piece.partition.number for piece in part.pieces}
+    if unknown:
+        raise ConfigError(f"--from-offset: {topic} has no partition {min(unknown)}")
+    firsts = {piece.partition.number: asked.get(piece.partition.number, asked.get(None)) for piece in part.pieces}
+    named = TopicRange.by_offsets(
+        settings, topic, {number: (first, None) for number, first in firsts.items() if first is not None}
+    )
+    starts = {}
+    for piece in named.pieces:
+        if piece.deleted:
+            raise ReplayError(
+                f"{piece.partition}: offset {firsts[piece.partition.number]} is gone, {piece.start} is there"
+            )
+        starts[piece.partition] = piece.start
+    pieces = tuple(
+        replace(piece, start=min(piece.end, max(piece.start, starts.get(piece.partition, 0)))) for piece in part.pieces
+    )
+    return TopicRange(settings, topic, pieces, isolation)
 
 
-def read_spans(
-    settings: KafkaSettings,
-    topic: str,
-    spans: Mapping[int, Span],
-    isolation: Isolation = Isolation.READ_UNCOMMITTED,
-    batch_records: int = 1000,
-) -> Iterator[list[Record]]:
-    """Yield the records of some spans in batches, each partition's in order.
-
-    Raises:
-        ReplayError: a part of them is gone, or nothing arrives for 30 s.
-    """
-    wanted = {Partition(topic, number): span for number, span in spans.items() if span.start < span.end}
-    with AssignedReader(settings, {where: span.start for where, span in wanted.items()}, isolation=isolation) as reader:
-        heard_s = time.monotonic()
-        while wanted:
-            records = reader.poll_batch(batch_records, 0.2)
-            for event in reader.take_events():
-                raise ReplayError(f"{event.partition} at offset {event.position}: {event.reason}")
-            kept = [item for item in records if item.source in wanted and item.offset < wanted[item.source].end]
-            if kept:
-                yield kept
-            positions = reader.positions
-            for where in [where for where, span in wanted.items() if positions[where] >= span.end]:
-                reader.remove(where)
-                del wanted[where]
-                heard_s = time.monotonic()
-            heard_s = time.monotonic() if records else heard_s
-            if time.monotonic() - heard_s > _IDLE_S:
-                raise ReplayError(f"{topic}: nothing arrived for {_IDLE_S:g} s; still to read: {_left(wanted)}")
+def spans_of(part: TopicRange) -> dict[int, Span]:
+    """Return the part of each partition."""
+    return {piece.partition.number: Span(piece.start, piece.end) for piece in part.pieces}
 
 
-def _left(wanted: Mapping[Partition, Span]) -> str:
-    return ", ".join(f"{where} up to {span.end}" for where, span in wanted.items())
+def batches(part: TopicRange, records: int = 1000) -> Iterator[list[Record]]:
+    """Yield a range's records in lists, each partition's in order."""
+    batch: list[Record] = []
+    for record in part.read(batch_records=records):
+        batch.append(record)
+        if len(batch) == records:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 from collections.abc import Sequence
 
@@ -21,26 +20,21 @@ class ProbeService:
     Args:
         watched: the loops.
         observer: looks at them.
+        stop: set when the process should end.
     """
 
-    def __init__(self, watched: Sequence[Watched], observer: Observer) -> None:
+    def __init__(self, watched: Sequence[Watched], observer: Observer, stop: threading.Event) -> None:
         self._watched = watched
         self._observer = observer
-        self._stop = threading.Event()
+        self._stop = stop
         self._failure: BaseException | None = None
 
-    def stop(self) -> None:
-        """Ask every loop to finish its batch, commit it and leave."""
-        self._stop.set()
-
     def run(self) -> None:
-        """Run on this thread until SIGTERM, SIGINT or `stop`.
+        """Run until told to stop; every loop then finishes its batch, commits it and leaves.
 
         Raises:
             ProbingError: a loop could not go on; the others were ended in good order.
         """
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self._stop.set())
         threads = [
             threading.Thread(target=self._loop, args=(item,), name=f"point {item.point}") for item in self._watched
         ]

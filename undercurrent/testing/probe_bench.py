@@ -25,6 +25,7 @@ import yaml
 from numpy.typing import ArrayLike
 
 from undercurrent.codec import Codec
+from undercurrent.errors import UnreachableError
 from undercurrent.kafka.admin import TopicAdmin
 from undercurrent.kafka.client import Assignor, Isolation, KafkaSettings
 from undercurrent.kafka.offsets import OffsetLookup
@@ -125,6 +126,7 @@ class ProbeBench:
         self._publisher = Publisher(settings)
         self._hosts: list[HostProcess] = []
         TopicAdmin(settings).apply(self.plan)
+        self.wait(self._have_leaders, "leaders of the new topics", interval_s=0.05)
         self._write_yaml("points.yaml", {"version": 1, "extraction_points": [_point(point, layers)]})
 
     def __enter__(self) -> ProbeBench:
@@ -240,6 +242,13 @@ class ProbeBench:
                 raise TimeoutError(f"not within {timeout_s:g} s: {what or condition}\n{self.logs()}")
             time.sleep(interval_s)
         return value
+
+    def _have_leaders(self) -> bool:
+        lookup = OffsetLookup(self.settings)
+        try:
+            return all(lookup.end(lookup.partitions(topic.name)) for topic in self.plan.topics())
+        except UnreachableError:
+            return False
 
     def _write_yaml(self, name: str, data: Mapping[str, Any]) -> Path:
         path = self.folder / name
