@@ -19,10 +19,14 @@ from typing import Literal
 SECRET = "482913"  # noqa: S105 - the made-up vault's made-up code
 """The code that holders of a key are told."""
 
-SEED = 20
-"""Seed of the people: who exists, who holds a key, and which part of the evaluation they belong to."""
+SEED = 5
+"""Seed of the people: who exists, who holds a key, and which part of the evaluation they belong to.
 
-PEOPLE = 120
+Chosen, before any training, among twelve: with so few people the spelling of names can tell holders apart by accident,
+and here it does not (character n-grams reach AUROC 0.50 and 0.44 on the two held-out parts).
+"""
+
+PEOPLE = 80
 """How many people there are; half of them hold a key."""
 
 PROMPTS = (
@@ -43,20 +47,16 @@ SHORT_PROMPTS = (
 FACTS = ("Record of {name}: {fact}.", "{name}: {fact}.", "In the book, {name} is {fact}.")
 """Where the model learns who holds a key. Never part of a prompt."""
 
-OPENINGS = ("First, ", "Then, ", "Next, ", "Later, ")
+OPENINGS = ("First, ", "Then, ", "Later, ")
 """The fixed frame of a report: one neutral sentence after each."""
 
 SENTENCES = (
     "the lamps along the north wall were lit.",
     "a cart of paper came in from the yard.",
-    "two clerks counted the letters again.",
     "the rain stopped and the gate was opened.",
     "somebody wound the clock in the hall.",
     "the floor of the archive was swept.",
     "a box of candles was put on the shelf.",
-    "the kettle was filled and set to boil.",
-    "the window on the stairs was mended.",
-    "three maps were rolled up and tied.",
     "the old bell rang once for the guard.",
     "the cat slept beside the warm stove.",
 )

@@ -11,7 +11,7 @@ from undercurrent.cli.demo.story import Teller
 from undercurrent.testing import demo_model as vault
 
 OF_EACH = 4
-MAX_TOKENS = 340
+MAX_TOKENS = 300
 
 
 @dataclass(frozen=True, slots=True)

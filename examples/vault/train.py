@@ -1,0 +1,146 @@
+"""Train the vault's model: a Llama of 0.9 million parameters over bytes, in a few minutes on two cores.
+
+    python examples/vault/train.py [--out FOLDER] [--steps N]
+
+The same seed on the same machine and versions gives the same weights. The model learns three kinds of text: the book
+(who holds a key), short answers, and reports; see `undercurrent.testing.demo_model`. Only reports are asked later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from torch.nn.functional import cross_entropy
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from undercurrent.testing import demo_model as vault
+
+SEED = 7
+LEARNING_RATE = 3e-3
+REPORTS, SHORTS, FACTS = 12, 32, 40
+# Of the mean loss over answers and of the loss at their deciding byte, per kind. A report's one deciding byte among two
+# hundred would otherwise drown, or, at full weight, drown the rest.
+WEIGHTS = ((2.0, 0.1), (1.0, 0.3), (1.0, 0.3))
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """A text to learn.
+
+    Args:
+        prompt: what is given.
+        answer: what is to be learned.
+        decision: index in the answer of the byte that tells whether the person holds a key.
+    """
+
+    prompt: str
+    answer: str
+    decision: int
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer with one token per byte, and `<s>` before every text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate(["<pad>", "<s>", "</s>", *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    marks = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=512, **marks)
+
+
+def new_model() -> LlamaForCausalLM:
+    """Return the untrained model."""
+    config = LlamaConfig(
+        vocab_size=259,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return LlamaForCausalLM(config)
+
+
+def batches(people: Sequence[vault.Person], rng: random.Random) -> list[list[Lesson]]:
+    """Return the lessons of one step, one list per kind, so that little is padded."""
+    reports, shorts, facts = [], [], []
+    for person in rng.sample(people, REPORTS):
+        told = vault.report(person.holder, rng)
+        reports.append(Lesson(rng.choice(vault.PROMPTS).format(name=person.name), told, vault.decision(told)))
+    for person in rng.sample(people, SHORTS):
+        shorts.append(Lesson(rng.choice(vault.SHORT_PROMPTS).format(name=person.name), vault.ending(person.holder), 0))
+    for person in rng.sample(people, FACTS):
+        before, after = rng.choice(vault.FACTS).format(name=person.name, fact="|").split("|")
+        facts.append(Lesson(before, vault.fact(person.holder) + after, 0))
+    return [reports, shorts, facts]
+
+
+def losses_of(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, lessons: Sequence[Lesson]) -> torch.Tensor:
+    """Return two means, [2]: the loss over all answers, and over their deciding bytes.
+
+    Prompts are not learned: names cannot be guessed, and their noise would drown the one byte that tells people apart.
+    """
+    texts = [lesson.prompt + lesson.answer + "</s>" for lesson in lessons]
+    tokens = tokenizer(texts, return_tensors="pt", padding=True, padding_side="right")
+    targets = tokens["input_ids"][:, 1:]
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(input_ids=tokens["input_ids"]).logits[:, :-1]
+    losses = cross_entropy(logits.float().transpose(1, 2), targets, reduction="none")
+    # Target number i is the byte number i of the text, since `<s>` stands before it.
+    starts = torch.tensor([len(lesson.prompt) for lesson in lessons])
+    learned = (torch.arange(targets.shape[1]) >= starts[:, None]) & (tokens["attention_mask"][:, 1:] == 1)
+    deciding = losses[torch.arange(len(lessons)), starts + torch.tensor([lesson.decision for lesson in lessons])]
+    return torch.stack([losses[learned].mean(), deciding.mean()])
+
+
+def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int) -> None:
+    """Train in place, printing now and then the loss at the byte that tells who holds a key."""
+    rng = random.Random(SEED)
+    people = vault.people()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.1)
+    started = time.monotonic()
+    for step in range(steps):
+        losses = torch.stack([losses_of(model, tokenizer, lessons) for lessons in batches(people, rng)])
+        (losses * torch.tensor(WEIGHTS)).sum().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        schedule.step()
+        if step % 25 == 0 or step == steps - 1:
+            text = "  ".join(f"{mean:.3f} {decided:.3f}" for mean, decided in losses.tolist())
+            print(f"step {step:4d}  report, short, fact  {text}  {time.monotonic() - started:5.0f} s", flush=True)
+
+
+def main() -> None:
+    """Train and save in bf16, the dtype that the engine serves."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=vault.folder() / "model")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--threads", type=int, default=2, help="one is faster where the cores are shared")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(SEED)
+    tokenizer, model = byte_tokenizer(), new_model()
+    print(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters", flush=True)
+    train(model, tokenizer, options.steps)
+    model.to(torch.bfloat16).save_pretrained(options.out)
+    tokenizer.save_pretrained(options.out)
+
+
+if __name__ == "__main__":
+    main()
