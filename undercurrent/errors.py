@@ -15,6 +15,7 @@
     ├── ProtocolError            a message that breaks the protocol's rules
     ├── TopicError               a topic is missing, or not as its plan says
     ├── UnreachableError         a broker or an engine does not answer
+    ├── ProducerFatalError       a producer can write nothing any more
     ├── CommitError              offsets of a consumer group could not be committed
     ├── TransactionError         a Kafka transaction did not go through
     │   ├── RetriableTransactionError  the same call may be made again
@@ -113,6 +114,10 @@ class TopicError(ProbingError):
 
 class UnreachableError(ProbingError):
     """A broker or an engine does not answer within its deadline."""
+
+
+class ProducerFatalError(ProbingError):
+    """A producer is fenced or broken; what became of its last records is unknown."""
 
 
 class CommitError(ProbingError):

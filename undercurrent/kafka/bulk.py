@@ -1,0 +1,155 @@
+"""Writing many records per call, each cycle as a whole: hand over, then wait until the broker has them all.
+
+    bulk = BulkPublisher(settings)
+    bulk.write({Partition("topic", 3): [Outgoing(b"request-1", b"value"), ...]})   # returns when all is acknowledged
+
+Nothing is sent before the cycle is complete (the linger is longer than any acknowledgement; `flush` overrides it):
+librdkafka burns a whole core while five or more messages of a partition are unacknowledged and another is past its
+linger. For the same reason one cycle ends before the next begins.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException
+
+from undercurrent.errors import ProducerFatalError
+from undercurrent.kafka.client import KafkaSettings, idempotent_producer_config, make_producer, reason_of
+from undercurrent.kafka.publisher import DeliveryError
+from undercurrent.kafka.records import Partition
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message, Producer
+
+_LINGER_MS = 600_000
+_WAIT_S = 0.5
+
+
+class Outgoing(NamedTuple):
+    """One record to write.
+
+    Args:
+        key: the record's key; None for a record that addresses a partition, not a request.
+        value: its bytes.
+    """
+
+    key: bytes | None
+    value: bytes
+
+
+class Refused(NamedTuple):
+    """A record that the broker will never take.
+
+    Args:
+        partition: of the record.
+        record: the record.
+        error: why.
+    """
+
+    partition: Partition
+    record: Outgoing
+    error: DeliveryError
+
+
+class BulkPublisher:
+    """An idempotent producer for whole cycles.
+
+    It never gives up on a broker that does not answer: the caller's buffer, not this client's, decides what is lost.
+
+    Args:
+        settings: the connection.
+        max_buffer_bytes: most bytes of one cycle; a larger one is written in parts.
+        compression: codec of the batches.
+    """
+
+    def __init__(self, settings: KafkaSettings, *, max_buffer_bytes: int = 64 << 20, compression: str = "lz4") -> None:
+        self._config = {
+            "compression.type": compression,
+            **idempotent_producer_config(settings),
+            "linger.ms": _LINGER_MS,
+            "message.timeout.ms": 0,
+            "queue.buffering.max.kbytes": max(1 << 20, 2 * max_buffer_bytes) // 1024 + 1024,
+            "queue.buffering.max.messages": 1_000_000,
+            # An acknowledgement costs no call: when `flush` says that nothing is left, all but the failed arrived.
+            "delivery.report.only.error": True,
+        }
+        self._producer: Producer | None = None
+        self._refused: list[Refused] = []
+
+    def open(self) -> None:
+        """Create the client now, in this process."""
+        if self._producer is None:
+            self._producer = make_producer(self._config)
+
+    def write(
+        self, batches: Mapping[Partition, Sequence[Outgoing]], *, waiting: Callable[[float], None] | None = None
+    ) -> list[Refused]:
+        """Write one cycle and wait until each of its records is acknowledged or refused.
+
+        Args:
+            batches: records by partition, in their order.
+            waiting: called about twice a second with the seconds waited so far; what it raises ends the wait.
+
+        Returns:
+            The records that were refused, such as those above the topic's size limit.
+
+        Raises:
+            ProducerFatalError: this client can write nothing any more, and what became of the cycle is unknown.
+        """
+        self.open()
+        self._refused = []
+        for partition, records in batches.items():
+            self._hand_over(partition, records)
+        self._flush(waiting)
+        return self._refused
+
+    def close(self) -> None:
+        """End the client; everything written is acknowledged already."""
+        if self._producer is not None:
+            self._producer.close()
+            self._producer = None
+
+    def _hand_over(self, partition: Partition, records: Sequence[Outgoing]) -> None:
+        messages: list[dict[str, Any]] = [{"value": value, "key": key} for key, value in records]
+        try:
+            # One call per partition: a `partition` inside a message is ignored, its key decides instead.
+            queued = self._client.produce_batch(
+                partition.topic, messages, partition=partition.number, on_delivery=self._failed
+            )
+        except KafkaException as exc:
+            raise ProducerFatalError(f"cannot produce to {partition.topic}: {reason_of(exc)}") from exc
+        if queued == len(messages):
+            return
+        for record, message in zip(records, messages, strict=True):
+            error = message.get("_error")
+            if error is not None:
+                self._refused.append(Refused(partition, record, _delivery_error(error)))
+
+    def _flush(self, waiting: Callable[[float], None] | None) -> None:
+        started = time.monotonic()
+        while self._client.flush(_WAIT_S):
+            if waiting is not None:
+                waiting(time.monotonic() - started)
+        for refused in self._refused:
+            if refused.error.fatal:
+                raise ProducerFatalError(f"the producer is fenced or broken: {refused.error.reason}")
+
+    def _failed(self, error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            return
+        partition = Partition(message.topic() or "", message.partition() or 0)
+        self._refused.append(
+            Refused(partition, Outgoing(message.key(), message.value() or b""), _delivery_error(error))
+        )
+
+    @property
+    def _client(self) -> Producer:
+        assert self._producer is not None  # noqa: S101 - `write` opens it
+        return self._producer
+
+
+def _delivery_error(error: KafkaError) -> DeliveryError:
+    return DeliveryError(error.name(), error.str(), fatal=error.fatal())
