@@ -1,0 +1,291 @@
+"""An engine without a model: scripted tokens, real frames in a real ring.
+
+It implements the engine contract, writes what it "computes" through the same capture code as vLLM, and takes one step
+every `step_s`. A prompt is bytes, a token is a byte; request `r` generates the letters of `generated_text(r, n)`, and
+its activations are `activation(...)`: both known to a test without asking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import zlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from undercurrent.adapters.base import EngineDelta, EngineInfo, EngineRequest
+from undercurrent.capture.points import CapturePoint, Order, TapGroup
+from undercurrent.capture.ring import Ring
+from undercurrent.capture.tracker import Batch, Tracker
+from undercurrent.errors import BadRequestError, ConfigError, EngineDeadError
+from undercurrent.spec import ExtractionPoint
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+DEFAULT_TOKENS = 16
+
+
+def generated_text(request_id: str, tokens: int, *, index: int = 0) -> str:
+    """Return what a request generates, one letter per token."""
+    start = zlib.crc32(f"{index}/{request_id}".encode())
+    return "".join(LETTERS[(start + i) % len(LETTERS)] for i in range(tokens))
+
+
+def activation(request_id: str, position: int, layer: int, width: int, *, index: int = 0) -> NDArray[np.float32]:
+    """Return the activation of one (token, layer), float32 [width], different for any other request, place or layer."""
+    seed = zlib.crc32(f"{index}/{request_id}".encode()) % 10_007
+    phases = np.arange(width, dtype=np.float64) * 0.37 + (seed + position * 1.13 + layer * 2.71)
+    return np.asarray(np.sin(phases), np.float32)
+
+
+@dataclass(slots=True)
+class _Running:
+    """One child in the batch."""
+
+    request: EngineRequest
+    request_id: str
+    index: int
+    engine_id: str
+    prompt: bytes
+    tokens: int
+    deltas: asyncio.Queue[EngineDelta | Exception]
+    computed: int = 0
+    generated: int = 0
+    reason: str | None = None
+    text: str = field(default="")
+
+    @property
+    def pending(self) -> int:
+        """Positions that the next step computes."""
+        return len(self.prompt) if self.computed == 0 else 1
+
+
+class FakeEngine:
+    """Implements `adapters.base.Engine`.
+
+    Args:
+        points: what requests may capture.
+        ring: where captured rows go; needed when there are points.
+        layers: decoder layers.
+        width: hidden size.
+        step_s: time of one step, seconds.
+        max_num_seqs: most requests in one step.
+        max_model_len: most tokens of prompt plus generation.
+    """
+
+    def __init__(
+        self,
+        *,
+        points: Sequence[ExtractionPoint] = (),
+        ring: Ring | None = None,
+        layers: int = 4,
+        width: int = 16,
+        step_s: float = 0.005,
+        max_num_seqs: int = 64,
+        max_model_len: int = 4096,
+    ) -> None:
+        if points and ring is None:
+            raise ConfigError("extraction points need a ring to write to")
+        self._points = [CapturePoint.of(p, layers=layers, width=width, model_dtype="float32") for p in points]
+        self._ring = ring
+        self._step_s = step_s
+        self._max_num_seqs = max_num_seqs
+        self._max_model_len = max_model_len
+        self._layers, self._width = layers, width
+        self._waiting: list[_Running] = []
+        self._batch: list[_Running] = []
+        self._steps = 0
+        self._loop: asyncio.Task[None] | None = None
+        self._tracker: Tracker | None = None
+        self._buffers: dict[TapGroup, NDArray[np.uint8]] = {}
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about the engine."""
+        return EngineInfo(
+            model="fake",
+            model_fingerprint="fake",
+            dtype="float32",
+            layers=self._layers,
+            width=self._width,
+            max_model_len=self._max_model_len,
+            max_num_seqs=self._max_num_seqs,
+            tensor_types=("residual_stream", "attn_out", "mlp_out"),
+            versions={"fake": "1"},
+        )
+
+    @property
+    def steps(self) -> int:
+        """Steps so far."""
+        return self._steps
+
+    async def start(self) -> None:
+        """Begin to take steps."""
+        rows = self._max_model_len + self._max_num_seqs
+        self._buffers = {p.group: np.zeros((rows, p.row_bytes), np.uint8) for p in self._points}
+        if self._ring is not None and self._points:
+            self._tracker = Tracker(self._points, self._buffers, self._ring.writer())
+        self._loop = asyncio.create_task(self._run())
+
+    async def check(self, request: EngineRequest) -> int:
+        """Return the number of prompt tokens of a request that can run.
+
+        Raises:
+            BadRequestError: it cannot, and why.
+        """
+        prompt = _prompt(request)
+        sampling = request.sampling
+        if not prompt:
+            raise BadRequestError("the prompt has no tokens")
+        if sampling.temperature is not None and sampling.temperature < 0:
+            raise BadRequestError(f"temperature is {sampling.temperature}; it must be at least 0")
+        tokens = sampling.max_tokens or DEFAULT_TOKENS
+        if len(prompt) + tokens > self._max_model_len:
+            raise BadRequestError(
+                f"{len(prompt)} prompt tokens and {tokens} to generate are more than the model's {self._max_model_len}"
+            )
+        known = {point.name for point in self._points}
+        unknown = sorted(set(request.capture.points) - known) if request.capture else []
+        if unknown:
+            raise BadRequestError(f"unknown extraction points: {', '.join(unknown)}")
+        return len(prompt)
+
+    async def submit(self, request: EngineRequest) -> AsyncIterator[EngineDelta]:
+        """Generate. Every child ends with exactly one delta that has a `finish_reason`."""
+        deltas: asyncio.Queue[EngineDelta | Exception] = asyncio.Queue()
+        request_id = request.capture.request_id if request.capture else request.engine_id
+        children = [
+            _Running(
+                request=request,
+                request_id=request_id,
+                index=index,
+                engine_id=f"{index}_{request.engine_id}",
+                prompt=_prompt(request),
+                tokens=request.sampling.max_tokens or DEFAULT_TOKENS,
+                deltas=deltas,
+            )
+            for index in range(request.sampling.n)
+        ]
+        self._waiting += children
+        left = len(children)
+        while left:
+            delta = await deltas.get()
+            if isinstance(delta, Exception):
+                raise delta
+            left -= delta.finish_reason is not None
+            yield delta
+
+    async def abort(self, engine_id: str) -> None:
+        """Stop a request from the next step on."""
+        for child in [*self._waiting, *self._batch]:
+            if child.request.engine_id == engine_id and child.reason is None:
+                child.reason = "abort"
+
+    async def close(self) -> None:
+        """Stop taking steps."""
+        if self._loop is not None:
+            self._loop.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._loop
+            self._loop = None
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await asyncio.sleep(self._step_s)
+                self._admit()
+                self._settle()
+                if self._batch:
+                    self._step()
+        except Exception as exc:
+            for child in [*self._waiting, *self._batch]:
+                child.deltas.put_nowait(EngineDeadError(f"the fake engine died: {exc}"))
+            raise
+
+    def _admit(self) -> None:
+        room = self._max_num_seqs - len(self._batch)
+        for child in self._waiting[:room]:
+            self._batch.append(child)
+            capture = child.request.capture
+            if self._tracker is not None and capture is not None and child.reason is None:
+                order = Order(
+                    request_id=capture.request_id,
+                    attempt=capture.attempt,
+                    points=capture.points,
+                    partition=capture.partition,
+                    tenant=capture.tenant,
+                )
+                self._tracker.open(
+                    child.engine_id, order, index=child.index, prompt_len=len(child.prompt), cached_prefix=0
+                )
+        del self._waiting[:room]
+
+    def _settle(self) -> None:
+        """End what has finished or was aborted since the last step."""
+        for child in [c for c in self._batch if c.reason is not None]:
+            self._batch.remove(child)
+            if self._tracker is not None:
+                self._tracker.close(child.engine_id)
+            if child.reason == "abort":
+                child.deltas.put_nowait(self._delta(child, 0, "abort"))
+        if self._tracker is not None and not self._batch:
+            self._tracker.idle(self._steps)
+
+    def _step(self) -> None:
+        self._steps += 1
+        self._capture()
+        for child in self._batch:
+            child.computed += child.pending
+            child.generated += 1
+            if child.generated >= child.tokens:
+                child.reason = "length"
+            child.deltas.put_nowait(self._delta(child, 1, child.reason))
+
+    def _capture(self) -> None:
+        if self._tracker is None:
+            return
+        counts = [child.pending for child in self._batch]
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        token_ids = np.concatenate([self._inputs(child) for child in self._batch]).astype(np.int32)
+        for group, buffer in self._buffers.items():
+            row = 0
+            for child, count in zip(self._batch, counts, strict=True):
+                for position in range(child.computed, child.computed + count):
+                    values = [self._activation(child, position, layer) for layer in group.layers]
+                    buffer[row] = np.frombuffer(np.concatenate(values).tobytes(), np.uint8)
+                    row += 1
+        batch = Batch(
+            step=self._steps,
+            engine_ids=[child.engine_id for child in self._batch],
+            computed=np.array([child.computed for child in self._batch], np.int32),
+            starts=starts,
+            token_ids=token_ids,
+        )
+        self._tracker.step(batch)
+
+    def _activation(self, child: _Running, position: int, layer: int) -> NDArray[np.float32]:
+        return activation(child.request_id, position, layer, self._width, index=child.index)
+
+    def _inputs(self, child: _Running) -> NDArray[Any]:
+        if child.computed == 0:
+            return np.frombuffer(child.prompt, np.uint8)
+        return np.array([ord(generated_text(child.request_id, child.generated, index=child.index)[-1])])
+
+    def _delta(self, child: _Running, tokens: int, reason: str | None) -> EngineDelta:
+        text = generated_text(child.request_id, child.generated, index=child.index)[-1] if tokens else ""
+        return EngineDelta(
+            index=child.index,
+            token_ids=tuple(text.encode()),
+            text=text,
+            finish_reason=reason,
+            prompt_tokens=len(child.prompt),
+        )
+
+
+def _prompt(request: EngineRequest) -> bytes:
+    if request.prompt_token_ids is not None:
+        return bytes(token % 256 for token in request.prompt_token_ids)
+    return (request.prompt or "").encode()
