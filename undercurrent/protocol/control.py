@@ -68,9 +68,10 @@ class ControlBook:
                 return command
         return None
 
-    def unanswered(self) -> Iterator[Command]:
-        """Yield every command that has no answer, in the order in which they came."""
-        for commands in list(self._commands.values()):
+    def unanswered(self, request_id: str | None = None) -> Iterator[Command]:
+        """Yield every command, or every one of a request, that has no answer, in the order in which they came."""
+        chosen = self._commands.values() if request_id is None else [self._commands.get(request_id, {})]
+        for commands in list(chosen):
             for command in list(commands.values()):
                 if command.message.command_id not in self._answers:
                     yield command

@@ -77,7 +77,8 @@ def begin(
         prompts: offsets of the prompts partition.
         generations: offsets of its generations partition.
         unix_s: wall clock in whole seconds: an epoch that lies above every one that was counted up from 1.
-        at_least: least epoch to take, above one that was met in the log.
+        at_least: least epoch to take: above one that was met in the log, and above the last one that this worker had
+            here, since a stale owner may have committed a lower one in between.
     """
     if committed is None:
         # Where somebody has written before, the group's offset has expired and its last epoch is unknown.

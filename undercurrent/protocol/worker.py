@@ -34,7 +34,7 @@ from undercurrent.protocol.worker_claims import ClaimDesk
 from undercurrent.protocol.worker_commands import CommandDesk
 from undercurrent.protocol.worker_finals import FinalDesk
 from undercurrent.protocol.worker_handover import begin_leaving, drop_run, release_run
-from undercurrent.protocol.worker_partition import OwnedPartition
+from undercurrent.protocol.worker_partition import Finished, OwnedPartition
 from undercurrent.protocol.worker_runs import ABORT, Phase, Run
 from undercurrent.protocol.worker_types import (
     Action,
@@ -132,13 +132,22 @@ class WorkerCore:
 
     # Ownership.
 
-    def acquired(self, partition: int, position: Position, now: Now) -> list[Action]:
-        """The epoch of a newly assigned partition is committed."""
+    def acquired(
+        self, partition: int, position: Position, now: Now, past: Mapping[str, Finished] | None = None
+    ) -> list[Action]:
+        """The epoch of a newly assigned partition is committed.
+
+        Args:
+            partition: its number.
+            position: what was committed.
+            now: when.
+            past: by request id, the prompts below the position in which a repeated id has to be found.
+        """
         if partition in self._owned:
             self._drop_partition(self._owned[partition], ReleaseReason.LOST_PARTITION, now)
         if not self._stopping:
-            self._owned[partition] = OwnedPartition(partition, position)
-            self._out.append(Tail(partition, position.read_from))
+            self._owned[partition] = OwnedPartition(partition, position, past)
+            self._out.append(Tail(partition, position.epoch, position.read_from))
         return self._pump(now)
 
     def caught_up(self, partition: int, epoch: int, now: Now) -> list[Action]:
@@ -146,8 +155,7 @@ class WorkerCore:
         owned = self._get(partition, epoch)
         if owned is not None and not owned.caught_up:
             owned.caught_up = True
-            for command in self.book.unanswered():
-                self._out += self._commands.decide(command, self._owned)
+            self._decide()
         return self._pump(now)
 
     def revoked(self, partitions: Iterable[int], now: Now) -> list[Action]:
@@ -189,8 +197,12 @@ class WorkerCore:
     def prompt(self, partition: int, epoch: int, prompt: Prompt, now: Now) -> list[Action]:
         """A prompt was fetched."""
         owned = self._get(partition, epoch)
-        if owned is not None and owned.leaving is None and owned.progress.fetched(prompt.offset):
-            self._enqueue(owned, prompt)
+        if owned is not None and owned.leaving is None:
+            if owned.progress.fetched(prompt.offset):
+                self._enqueue(owned, prompt)
+            else:
+                owned.remember(prompt)
+                self._decide(prompt.request_id)
         return self._pump(now)
 
     def unreadable(
@@ -199,6 +211,7 @@ class WorkerCore:
         """A prompt was fetched that names no request of this partition: it can only go to the dead-letter topic."""
         owned = self._get(partition, epoch)
         if owned is not None and owned.leaving is None and owned.progress.fetched(offset):
+            owned.unreadable.add(offset)
             self._out.append(DeadLetter(partition, offset, source, defect.kind, defect.error))
         return self._pump(now)
 
@@ -209,7 +222,8 @@ class WorkerCore:
             run = next((r for r in owned.runs.values() if r.prompt.offset == offset), None)
             if run is not None:
                 run.awaiting.discard("dead_letter")
-            elif not owned.expects(offset):
+            elif offset in owned.unreadable:
+                owned.unreadable.discard(offset)
                 owned.settle("", offset)
         return self._pump(now)
 
@@ -341,6 +355,11 @@ class WorkerCore:
 
     # What events have in common.
 
+    def _decide(self, request_id: str | None = None) -> None:
+        """Act on commands that nobody has answered: of one request, or all."""
+        for command in self.book.unanswered(request_id):
+            self._out += self._commands.decide(command, self._owned)
+
     def _enqueue(self, owned: OwnedPartition, prompt: Prompt) -> None:
         urgent = prompt.defect is not None or self.book.binding(prompt.request_id) is not None
         (owned.urgent if urgent else owned.waiting)[prompt.offset] = prompt
@@ -387,6 +406,7 @@ class WorkerCore:
         run = owned.runs.get(request_id)
         if run is None:
             owned.settle(request_id, state.prompt_offset)
+            self._decide(request_id)
             self.book.forget(request_id)
             return
         self._out += drop_run(owned, run)
@@ -448,6 +468,7 @@ class WorkerCore:
         owned.runs[prompt.request_id] = run
         self._runs[run.key] = owned, run
         self._out.append(Publish(owned.number, run.accepted))
+        self._decide(prompt.request_id)
         return run.slot
 
     def _commit(self, owned: OwnedPartition, now: Now, *, force: bool = False) -> None:

@@ -49,8 +49,10 @@ class CommandDesk:
             return self._running(run, command)
         done = partition.finished(request_id)
         if done is not None:
-            outcome = AckOutcome.ALREADY if done.aborted else AckOutcome.TOO_LATE
-            return self._answer(command, outcome, done.attempt, run=partition.closing.get(request_id))
+            # Where only its prompt is known, neither of the two promises can be made.
+            known = AckOutcome.ALREADY if done.aborted else AckOutcome.TOO_LATE
+            outcome = AckOutcome.STALE if done.aborted is None else known
+            return self._answer(command, outcome, done.attempt or None, run=partition.closing.get(request_id))
         if command.message.attempt is not None:
             # Its attempt is over and was not the last: whoever runs the request next takes a higher one.
             return self._answer(command, AckOutcome.STALE, None)
@@ -94,6 +96,8 @@ class CommandDesk:
 
     def _running(self, run: Run, command: Command) -> list[Action]:
         message = command.message
+        if run.abort is not None and run.abort.command.command_id == message.command_id:
+            return []
         if message.attempt is not None and message.attempt < run.key.attempt:
             return self._answer(command, AckOutcome.STALE, run.key.attempt, run=run)
         if message.attempt is not None and message.attempt > run.key.attempt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from undercurrent.protocol.commits import Progress
@@ -21,14 +22,14 @@ class Finished(NamedTuple):
     Args:
         offset: of its prompt.
         content_hash: of its prompt.
-        attempt: that closed it.
-        aborted: a child of it was aborted.
+        attempt: that closed it, 0 where only the prompt is known.
+        aborted: a child of it was aborted; None where only the prompt is known.
     """
 
     offset: int
     content_hash: bytes
-    attempt: int
-    aborted: bool
+    attempt: int = 0
+    aborted: bool | None = None
 
 
 class OwnedPartition:
@@ -37,9 +38,10 @@ class OwnedPartition:
     Args:
         number: of the partition.
         position: what the owner began with; its epoch is this ownership's.
+        past: finished prompts by request id, as far back as a repeated id has to be found.
     """
 
-    def __init__(self, number: int, position: Position) -> None:
+    def __init__(self, number: int, position: Position, past: Mapping[str, Finished] | None = None) -> None:
         self.number = number
         self.epoch = position.epoch
         self.progress = Progress(position)
@@ -52,9 +54,10 @@ class OwnedPartition:
         self.runs: dict[str, Run] = {}
         self.closing: dict[str, Run] = {}
         self.answering: set[int] = set()
+        self.unreadable: set[int] = set()
         self.leaving: ReleaseReason | None = None
         self.leave_at_s = 0.0
-        self._remembered: OrderedDict[str, Finished] = OrderedDict()
+        self._remembered: OrderedDict[str, Finished] = OrderedDict(past or {})
         self._committed: tuple[int, str] | None = None
         self._commit_sent_s: float | None = None
         self._swept_to = position.offset
@@ -81,9 +84,17 @@ class OwnedPartition:
     def finished(self, request_id: str) -> Finished | None:
         """Return what is known of a request that has ended, None where it is open or unknown."""
         state = self.reader.get(request_id)
-        if state is not None:
-            return _finished(state) if state.closed else None
+        if state is not None and state.closed:
+            return _finished(state)
         return self._remembered.get(request_id)
+
+    def remember(self, prompt: Prompt) -> None:
+        """Note a prompt that was finished by an owner before, so that its id is known.
+
+        One whose id belongs to an open prompt before it was only answered as that one's duplicate.
+        """
+        if prompt.request_id not in self.offsets and self.progress.is_finished(prompt.offset):
+            self._remembered.setdefault(prompt.request_id, Finished(prompt.offset, prompt.content_hash))
 
     def settle(self, request_id: str, offset: int) -> None:
         """Note that a prompt is finished."""
@@ -99,10 +110,6 @@ class OwnedPartition:
         run = next((run for run in self.runs.values() if run.prompt.offset == offset), None)
         prompt = run.prompt if run else self.waiting.get(offset) or self.urgent.get(offset)
         return prompt.content_hash if prompt else b""
-
-    def expects(self, offset: int) -> bool:
-        """Return whether a prompt waits for its claim, so that nothing else may settle it."""
-        return offset in self.waiting or offset in self.urgent
 
     def expire(self, now: Now) -> None:
         """Let waiting prompts whose deadline has passed end without an engine."""

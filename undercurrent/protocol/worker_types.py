@@ -183,9 +183,13 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Read a generations partition from this offset on. Answers: `generation` for each record, `caught_up` once."""
+    """Read a generations partition from this offset on. Answers: `generation` for each record, `caught_up` once.
+
+    The answers carry this epoch, also when records of an earlier `Tail` of the partition are still under way.
+    """
 
     partition: int
+    epoch: int
     offset: int
 
 

@@ -1,0 +1,468 @@
+"""A small world for engine workers: logs, a broker that fences members and not owners, engines, and a plain oracle.
+
+Every action of a core is queued and carried out alone, so that a worker can be killed between any two. What a worker
+publishes lies in its producer's queue until it is delivered, which a zombie's may be much later.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from undercurrent.protocol.epochs import Beginning, LogRange, begin, decode_metadata, encode_metadata
+from undercurrent.protocol.messages import (
+    Accepted,
+    AckOutcome,
+    CommandKind,
+    CommandSource,
+    ControlAck,
+    ControlCommand,
+    GenerationEvent,
+    GenerationKind,
+    Outcome,
+    Released,
+)
+from undercurrent.protocol.worker import WorkerCore
+from undercurrent.protocol.worker_partition import Finished
+from undercurrent.protocol.worker_types import (
+    AbortEngine,
+    Acknowledge,
+    Action,
+    Commit,
+    DeadLetter,
+    Defect,
+    EndStreams,
+    HandedOver,
+    Now,
+    Prompt,
+    Publish,
+    Reacquire,
+    ReadControl,
+    RunKey,
+    Start,
+    Stopped,
+    StreamKey,
+    Tail,
+    Untail,
+    WorkerLimits,
+)
+from undercurrent.topics import partition_of
+
+PARTITIONS = 2
+LIMITS = WorkerLimits(
+    max_in_flight=2, max_waiting=4, handover_s=2.0, shutdown_s=2.0, stream_end_timeout_s=3.0, commit_interval_s=0.1
+)
+
+
+@dataclass
+class EngineRun:
+    """One request in a worker's engine."""
+
+    prompt: Prompt
+    children: set[int]
+    aborted: bool = False
+    steps: int = 0
+
+
+@dataclass
+class Worker:
+    """One process: a core and everything that dies with it."""
+
+    number: int
+    core: WorkerCore
+    member: bool = True
+    stopping: bool = False
+    view: set[int] = field(default_factory=set)
+    todo: list[Action] = field(default_factory=list)
+    queue: list[Publish] = field(default_factory=list)
+    tails: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    epochs: dict[int, int] = field(default_factory=dict)
+    fetch: dict[int, int] = field(default_factory=dict)
+    control: int = 0
+    acks: int = 0
+    control_until: int | None = None
+    engine: dict[RunKey, EngineRun] = field(default_factory=dict)
+    ended: list[tuple[RunKey, StreamKey]] = field(default_factory=list)
+
+
+class World:
+    """Logs, group and workers."""
+
+    def __init__(self) -> None:
+        self.mono_s = 100.0
+        self.prompts: dict[int, list[Prompt | Defect]] = {p: [] for p in range(PARTITIONS)}
+        self.log: dict[int, list[Accepted | Released | GenerationEvent]] = {p: [] for p in range(PARTITIONS)}
+        self.control: list[ControlCommand] = []
+        self.acks: list[ControlAck] = []
+        self.dead_letters: set[tuple[int, int]] = set()
+        self.committed: dict[int, tuple[int, str]] = {}
+        self.owner: dict[int, int | None] = dict.fromkeys(range(PARTITIONS))
+        self.moving: dict[int, int] = {}
+        self.workers: dict[int, Worker] = {}
+        self.starts: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        self.lost_ends: list[EndStreams] = []
+        self._next = 0
+
+    @property
+    def now(self) -> Now:
+        return Now(self.mono_s, int(self.mono_s * 1e6))
+
+    # What a test does to it.
+
+    def stop(self, worker: Worker) -> None:
+        """As SIGTERM."""
+        worker.stopping = True
+        self._do(worker, worker.core.stop(self.now))
+
+    def spawn(self) -> Worker:
+        self._next += 1
+        core = WorkerCore(f"engine-{self._next % 2}", self._next * 10, PARTITIONS, LIMITS)
+        worker = Worker(self._next, core)
+        self.workers[worker.number] = worker
+        for _ in range(len(self.control) + len(self.acks)):
+            self.read_control(worker)
+            self.read_acks(worker)
+        return worker
+
+    def send(self, request_id: str, **fields: object) -> tuple[int, int]:
+        partition = partition_of(request_id, PARTITIONS)
+        log = self.prompts[partition]
+        prompt = Prompt(request_id=request_id, offset=len(log), content_hash=b"h", points=("p",), **fields)  # type: ignore[arg-type]
+        log.append(prompt)
+        return partition, prompt.offset
+
+    def send_unreadable(self, partition: int) -> None:
+        self.prompts[partition].append(Defect(kind="undecodable", error="no request id"))
+
+    def order(self, request_id: str, attempt: int | None) -> None:
+        self.control.append(
+            ControlCommand(
+                command_id=f"c{len(self.control)}",
+                kind=CommandKind.ABORT,
+                request_id=request_id,
+                attempt=attempt,
+                source=CommandSource.OPERATOR if attempt is None else CommandSource.PROBE,
+                issued_at_us=0,
+            )
+        )
+
+    def kill(self, worker: Worker) -> None:
+        """As kill -9: what was not carried out never will be, nor what lay in the producer's queue."""
+        del self.workers[worker.number]
+        for partition, owner in self.owner.items():
+            if owner == worker.number:
+                self.owner[partition] = None
+
+    def expel(self, worker: Worker) -> None:
+        """The broker gives its partitions away; the worker does not know yet, and goes on."""
+        worker.member = False
+        for partition, owner in self.owner.items():
+            if owner == worker.number:
+                self.owner[partition] = None
+
+    def learn_loss(self, worker: Worker) -> None:
+        """The worker hears that it was expelled, and joins again."""
+        gone, worker.view = sorted(worker.view), set()
+        worker.member = True
+        self._do(worker, worker.core.lost(gone, self.now))
+
+    def assign(self, partition: int, worker: Worker) -> None:
+        """Give a partition to a member: at once when it is free, else by asking its owner for it."""
+        owner = self.owner[partition]
+        if owner is None:
+            self._hand(partition, worker)
+        elif owner != worker.number and partition not in self.moving:
+            self.moving[partition] = worker.number
+            old = self.workers[owner]
+            self._do(old, old.core.revoked([partition], self.now))
+
+    def steal(self, partition: int, worker: Worker) -> None:
+        """Give an owned partition away while its owner, still a member, does not know: it may even commit."""
+        self.moving.pop(partition, None)
+        self._hand(partition, worker)
+
+    def learn_steal(self, worker: Worker) -> None:
+        gone = sorted(p for p in worker.view if self.owner[p] != worker.number)
+        worker.view -= set(gone)
+        self._do(worker, worker.core.lost(gone, self.now))
+
+    def _hand(self, partition: int, worker: Worker) -> None:
+        self.owner[partition] = worker.number
+        worker.view.add(partition)
+        self._acquire(worker, partition, 1)
+
+    def _acquire(self, worker: Worker, partition: int, at_least: int) -> None:
+        if partition not in worker.view:
+            return
+        start: Beginning = begin(
+            self.committed.get(partition),
+            prompts=LogRange(0, len(self.prompts[partition])),
+            generations=LogRange(0, len(self.log[partition])),
+            unix_s=1_000_000,
+            at_least=max(at_least, worker.epochs.get(partition, 0) + 1),
+        )
+        if not worker.member:
+            return
+        position = start.position
+        self.committed[partition] = (position.offset, encode_metadata(position))
+        worker.epochs[partition] = position.epoch
+        worker.fetch[partition] = position.offset
+        past = {
+            prompt.request_id: Finished(prompt.offset, prompt.content_hash)
+            for prompt in reversed(self.prompts[partition][: position.offset])
+            if isinstance(prompt, Prompt)
+        }
+        self._do(worker, worker.core.acquired(partition, position, self.now, past))
+
+    # What happens by itself, one thing at a time.
+
+    def _do(self, worker: Worker, actions: list[Action]) -> None:
+        worker.todo += actions
+
+    def act(self, worker: Worker) -> bool:  # noqa: C901 - one case per action
+        """Carry out one action."""
+        if not worker.todo:
+            return False
+        action = worker.todo.pop(0)
+        match action:
+            case Publish():
+                worker.queue.append(action)
+            case Start(key=key, prompt=prompt):
+                self._check_start(worker, key)
+                self.starts[key.request_id].append((key.attempt, worker.core.incarnation))
+                if prompt.defect is None and prompt.request_id.startswith("bad"):
+                    self._do(worker, worker.core.rejected(key, Defect(kind="bad_request", error="too long"), self.now))
+                else:
+                    worker.engine[key] = EngineRun(prompt, set(range(prompt.n)))
+            case AbortEngine(key=key):
+                if key in worker.engine:
+                    worker.engine[key].aborted = True
+            case EndStreams(key=key, streams=streams):
+                self.lost_ends.append(action)
+                self._do(worker, worker.core.streams_lost(key, streams, self.now))
+            case DeadLetter(partition=partition, offset=offset):
+                self.dead_letters.add((partition, offset))
+                self._do(worker, worker.core.dead_lettered(partition, offset, self.now))
+            case Acknowledge(ack=ack):
+                self.acks.append(ack)
+                self._do(worker, worker.core.ack_delivered(ack.command_id, self.now))
+            case Commit():
+                self._commit(worker, action)
+            case Tail(partition=partition, epoch=epoch, offset=offset):
+                worker.tails[partition] = epoch, offset, len(self.log[partition])
+            case Untail(partition=partition):
+                worker.tails.pop(partition, None)
+            case Reacquire(partition=partition, at_least=at_least):
+                self._acquire(worker, partition, at_least)
+            case HandedOver(partition=partition):
+                asked = partition in self.moving and self.owner[partition] == worker.number
+                if asked and not worker.core.owns(partition, worker.epochs.get(partition, 0)):
+                    target = self.workers.get(self.moving.pop(partition))
+                    worker.view.discard(partition)
+                    self.owner[partition] = None
+                    if target is not None and target.member:
+                        self._hand(partition, target)
+            case ReadControl():
+                worker.control_until = len(self.control)
+                self._reach_control_end(worker)
+            case Stopped():
+                assert worker.stopping
+        return True
+
+    def _commit(self, worker: Worker, commit: Commit) -> None:
+        ok = worker.member and commit.partition in worker.view
+        if ok:
+            self.committed[commit.partition] = (commit.offset, commit.metadata)
+            self._check_commit(commit)
+        self._do(worker, worker.core.committed(commit.partition, commit.serial, ok, self.now))
+
+    def deliver(self, worker: Worker) -> bool:
+        """Append the oldest record of its producer's queue to the log."""
+        if not worker.queue:
+            return False
+        record = worker.queue.pop(0)
+        self.log[record.partition].append(record.message)
+        return True
+
+    def read(self, worker: Worker) -> bool:
+        """Let it read one record of each generations partition that it tails."""
+        moved = False
+        for partition, (epoch, position, end) in list(worker.tails.items()):
+            if position < len(self.log[partition]):
+                worker.tails[partition] = epoch, position + 1, end
+                message = self.log[partition][position]
+                self._do(worker, worker.core.generation(partition, epoch, position, message, self.now))
+                moved = True
+            if worker.tails[partition][1] >= end:
+                self._do(worker, worker.core.caught_up(partition, epoch, self.now))
+        return moved
+
+    def poll(self, worker: Worker) -> bool:
+        """Let it fetch one prompt of each partition that it believes to own."""
+        moved = False
+        paused = worker.core.paused()
+        for partition in sorted(worker.view):
+            if paused.get(partition, "not acquired") is not None:
+                continue
+            position = worker.fetch[partition]
+            if position < len(self.prompts[partition]):
+                worker.fetch[partition] = position + 1
+                prompt, epoch = self.prompts[partition][position], worker.epochs[partition]
+                if isinstance(prompt, Defect):
+                    actions = worker.core.unreadable(partition, epoch, position, None, prompt, self.now)
+                else:
+                    actions = worker.core.prompt(partition, epoch, prompt, self.now)
+                self._do(worker, actions)
+                moved = True
+        return moved
+
+    def generate(self, worker: Worker) -> bool:
+        """One engine step: running requests get a token, or end at their third or when aborted."""
+        moved = bool(worker.engine)
+        for key, run in list(worker.engine.items()):
+            run.steps += 1
+            for child in sorted(run.children):
+                done = run.aborted or run.steps > 2 + child
+                reason = "abort" if run.aborted else "stop" if done else None
+                self._do(worker, worker.core.delta(key, child, 0 if run.aborted else 1, reason, self.now))
+                if reason:
+                    run.children.discard(child)
+                    worker.ended += [(key, StreamKey(child, point)) for point in run.prompt.points]
+            if not run.children:
+                del worker.engine[key]
+        return moved
+
+    def end_streams(self, worker: Worker) -> bool:
+        if not worker.ended:
+            return False
+        key, stream = worker.ended.pop(0)
+        self._do(worker, worker.core.streams_ended(key, [stream], self.now))
+        return True
+
+    def read_control(self, worker: Worker) -> bool:
+        moved = worker.control < len(self.control)
+        if moved:
+            worker.control += 1
+            self._do(worker, worker.core.command(self.control[worker.control - 1], self.now))
+        self._reach_control_end(worker)
+        return moved
+
+    def _reach_control_end(self, worker: Worker) -> None:
+        if worker.control_until is not None and worker.control >= worker.control_until:
+            worker.control_until = None
+            self._do(worker, worker.core.control_at_end(self.now))
+
+    def read_acks(self, worker: Worker) -> bool:
+        moved = worker.acks < len(self.acks)
+        if moved:
+            worker.acks += 1
+            worker.core.control_ack(self.acks[worker.acks - 1])
+        return moved
+
+    def tick(self, worker: Worker) -> None:
+        self._do(worker, worker.core.tick(self.now))
+
+    def settle(self, rounds: int = 2000) -> None:
+        """Let everything go on without further harm until nothing is left to do."""
+        for worker in list(self.workers.values()):
+            if not worker.member:
+                self.learn_loss(worker)
+            self.learn_steal(worker)
+        live = [w for w in self.workers.values() if not w.stopping] or [self.spawn()]
+        for number in range(rounds):
+            self.mono_s += 0.4
+            for partition, owner in self.owner.items():
+                if owner is None or owner not in self.workers or self.workers[owner].stopping:
+                    self.owner[partition] = None
+                    self.assign(partition, live[(partition + number) % len(live)])
+            moved = False
+            for worker in live:
+                for step in (self.read_control, self.read_acks, self.poll, self.generate, self.end_streams):
+                    moved |= step(worker)
+                while self.act(worker) or self.deliver(worker):
+                    moved = True
+                moved |= self.read(worker)
+                self.tick(worker)
+            if not moved and number > 20 and all(not w.todo and not w.core.unsettled for w in live):
+                return
+        raise AssertionError(f"not settled: {[(w.core.unsettled, w.core.waiting, w.core.paused()) for w in live]}")
+
+    # The oracle: written from the rule, not from the code under test.
+
+    def valid_finals(self, partition: int, upto: int | None = None) -> dict[tuple[str, int], GenerationEvent]:
+        holder: dict[str, tuple[int, int]] = {}
+        released: set[tuple[str, int, int]] = set()
+        children: dict[str, int] = {}
+        finals: dict[tuple[str, int], GenerationEvent] = {}
+        for message in self.log[partition][:upto]:
+            request = message.request_id
+            pair = (message.attempt, message.incarnation)
+            over = request in children and all((request, i) in finals for i in range(children[request]))
+            if isinstance(message, Accepted):
+                if not over and message.attempt > holder.get(request, (0, 0))[0]:
+                    holder[request] = pair
+                    children[request] = message.n
+            elif isinstance(message, Released):
+                released.add((request, *pair))
+            elif message.kind is GenerationKind.FINAL and holder.get(request) == pair:
+                taken = (request, *pair) in released or (request, message.index) in finals
+                finals.update({} if taken else {(request, message.index): message})
+        return finals
+
+    def is_over(self, partition: int, offset: int) -> bool:
+        prompt = self.prompts[partition][offset]
+        if isinstance(prompt, Defect):
+            return (partition, offset) in self.dead_letters
+        finals = self.valid_finals(partition)
+        if all((prompt.request_id, i) in finals for i in range(prompt.n)):
+            return True
+        return any(
+            isinstance(m, GenerationEvent)
+            and m.prompt_offset == offset
+            and m.kind in (GenerationKind.DUPLICATE, GenerationKind.REFUSED)
+            for m in self.log[partition]
+        )
+
+    def _check_commit(self, commit: Commit) -> None:
+        position = decode_metadata(commit.offset, commit.metadata)
+        for offset in [*range(commit.offset), *position.finished]:
+            assert self.is_over(commit.partition, offset), f"{commit} passes unfinished prompt {offset}"
+
+    def _check_start(self, worker: Worker, key: RunKey) -> None:
+        partition = partition_of(key.request_id, PARTITIONS)
+        at = next(
+            i
+            for i, m in enumerate(self.log[partition])
+            if isinstance(m, Accepted) and (m.request_id, m.attempt, m.incarnation) == (*key, worker.core.incarnation)
+        )
+        before = {request for request, _ in self.valid_finals(partition, at)}
+        prompt = next(p for p in self.prompts[partition] if isinstance(p, Prompt) and p.request_id == key.request_id)
+        finished = [(key.request_id, i) in self.valid_finals(partition, at) for i in range(prompt.n)]
+        assert not all(finished), f"{key} is run though it was finished: {before}"
+
+    def check_end(self) -> None:
+        first_acks: dict[str, ControlAck] = {}
+        for ack in self.acks:
+            first_acks.setdefault(ack.command_id, ack)
+        outcomes: dict[str, set[Outcome | None]] = defaultdict(set)
+        for partition, prompts in self.prompts.items():
+            finals = self.valid_finals(partition)
+            for (request, _), final in finals.items():
+                outcomes[request].add(final.outcome)
+            for offset, prompt in enumerate(prompts):
+                assert self.is_over(partition, offset), f"prompt {offset} of {partition} never ended"
+                if isinstance(prompt, Prompt):
+                    first = next(p for p in prompts if isinstance(p, Prompt) and p.request_id == prompt.request_id)
+                    assert sum(request == prompt.request_id for request, _ in finals) == first.n
+                    expected = {Outcome.FAILED} if prompt.request_id.startswith("bad") or prompt.defect else None
+                    assert expected is None or outcomes[prompt.request_id] <= {*expected, Outcome.ABORTED}
+        for command in self.control:
+            if command.request_id not in outcomes:
+                continue
+            if command.attempt is None:
+                assert command.command_id in first_acks, f"{command} was never answered"
+            ack = first_acks.get(command.command_id)
+            if ack is not None and ack.outcome is AckOutcome.APPLIED:
+                assert Outcome.ABORTED in outcomes[command.request_id], (ack, outcomes[command.request_id])
+            if ack is not None and ack.outcome is AckOutcome.TOO_LATE:
+                assert Outcome.ABORTED not in outcomes[command.request_id], (ack, outcomes[command.request_id])
