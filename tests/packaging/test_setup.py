@@ -151,6 +151,19 @@ def test_a_set_up_that_failed_is_taken_up_again(machine: Machine) -> None:
     assert machine.calls() == ["torch", "cpu.lock", "project"]
 
 
+def test_a_lock_that_was_tried_in_between_leaves_nothing_behind(machine: Machine) -> None:
+    machine.setup()
+    lock = machine.checkout / "requirements" / "cpu.lock"
+    before = lock.read_text()
+    lock.write_text(before + "# changed\n")
+    machine.has("fail-cpu.lock")
+    assert machine.setup().returncode == 1
+    (machine.folder / "fail-cpu.lock").unlink()
+    lock.write_text(before)
+    machine.setup()
+    assert machine.calls() == ["torch", "cpu.lock", "project"]
+
+
 def test_with_an_nvidia_gpu_the_other_lock_is_taken(machine: Machine) -> None:
     machine.script("nvidia-smi", "#!/bin/sh\necho 'GPU 0'\n")
     assert machine.setup().returncode == 0

@@ -111,7 +111,7 @@ def test_follow_yields_the_text_and_ends_with_the_final() -> None:
         worker.tokens("one ")
         worker.tokens("two")
         worker.final(" three")
-        events = list(producer.follow([request_id]))
+        events = list(producer.follow([request_id], timeout_s=5))
     assert "".join(event.text for event in events) == "one two three"
     assert events[-1].outcome is Outcome.COMPLETED
 
@@ -130,7 +130,7 @@ def test_follow_takes_only_the_holder_of_the_attempt() -> None:
         heir.tokens("new", attempt=2)
         heir.final(attempt=2)
         zombie.final("late", attempt=1)
-        events = list(producer.follow([request_id]))
+        events = list(producer.follow([request_id], timeout_s=5))
     assert [(event.attempt, event.text) for event in events] == [(1, "old"), (2, "new"), (2, "")]
 
 
@@ -150,7 +150,7 @@ def test_follow_waits_for_every_child_and_every_request() -> None:
             ]
         )
         log.on_idle = lambda: next(steps)()
-        events = list(producer.follow(ids))
+        events = list(producer.follow(ids, timeout_s=5))
     assert [(event.request_id, event.index) for event in events] == [(ids[0], 1), (ids[1], 0), (ids[0], 0)]
 
 
@@ -162,7 +162,7 @@ def test_follow_of_a_request_sent_elsewhere_reads_the_log_from_its_start() -> No
     worker.accept()
     worker.final("done before")
     with producer_on(log) as producer:
-        assert [event.text for event in producer.follow([request_id])] == ["done before"]
+        assert [event.text for event in producer.follow([request_id], timeout_s=5)] == ["done before"]
 
 
 def test_a_duplicate_of_a_finished_request_gets_the_first_ones_result() -> None:
@@ -190,7 +190,7 @@ def test_a_refused_prompt_ends_and_a_refusal_of_somebody_elses_does_not() -> Non
         others = mine._replace(offset=mine.offset + 1)
         Worker(log, others).event(GenerationKind.REFUSED, error="other content")
         Worker(log, mine).event(GenerationKind.REFUSED, error="yours")
-        events = list(producer.follow(["r"]))
+        events = list(producer.follow(["r"], timeout_s=5))
     assert [event.error for event in events] == ["yours"]
 
 
@@ -210,7 +210,7 @@ def test_an_undecodable_record_is_passed_over() -> None:
         worker = Worker(log, record)
         worker.accept()
         worker.final("good")
-        assert [event.text for event in producer.follow([request_id])] == ["good"]
+        assert [event.text for event in producer.follow([request_id], timeout_s=5)] == ["good"]
 
 
 def test_a_log_that_retention_cut_is_read_on_from_its_start() -> None:
@@ -225,7 +225,7 @@ def test_a_log_that_retention_cut_is_read_on_from_its_start() -> None:
         worker = Worker(log, record)
         worker.accept()
         worker.final("good")
-        assert [event.text for event in producer.follow([request_id])] == ["good"]
+        assert [event.text for event in producer.follow([request_id], timeout_s=5)] == ["good"]
 
 
 def test_readers_are_closed_also_when_the_caller_stops_early() -> None:
@@ -236,7 +236,7 @@ def test_readers_are_closed_also_when_the_caller_stops_early() -> None:
         worker = Worker(log, log.prompts()[0][0])
         worker.accept()
         worker.tokens("x")
-        events = producer.follow([request_id])
+        events = producer.follow([request_id], timeout_s=5)
         next(events)
         events.close()  # type: ignore[attr-defined]
     assert [reader.closed for reader in connection.readers] == [True]
