@@ -11,10 +11,12 @@ import pytest
 import yaml
 from compose_spec import PyCompose
 
+from engine_worker.config import worker_config
 from probe_consumers.__main__ import read_config
 from undercurrent.cli.main import PROG_NAME, Tree, app
 from undercurrent.cli.pipeline import read_sections, topic_plan
 from undercurrent.cli.running import run
+from undercurrent.probes import load_bindings
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -131,6 +133,19 @@ def test_the_topics_of_both_configurations_are_the_same(deployed: Path) -> None:
     engine, probes = (topic_plan(read_sections(deployed / name), deployed) for name in ("engine.yaml", "probes.yaml"))
     assert engine == probes
     assert engine.points
+
+
+def test_the_engine_workers_configuration_loads_and_names_guards_that_are_bound(deployed: Path) -> None:
+    config = worker_config(read_sections(deployed / "engine.yaml"), deployed)
+    assert config.kafka.bootstrap_servers == "kafka:9092"
+    bindings = load_bindings(ROOT / "undercurrent" / "testing" / "vault" / "probes.yaml")
+    assert set(config.own.guards.probes) == {binding.name for binding in bindings}
+
+
+def test_health_is_asked_where_the_configuration_serves_it(deployed: Path) -> None:
+    for name in ("engine", "probes"):
+        port = read_sections(deployed / f"{name}.yaml")["metrics"]["port"]
+        assert f"http://localhost:{port}/readyz" in SERVICES[name]["healthcheck"]["test"][-1]
 
 
 def test_there_are_not_more_probe_hosts_than_partitions(deployed: Path) -> None:
