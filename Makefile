@@ -8,7 +8,6 @@ ACCELERATOR ?= auto
 export TORCH_INDEX ACCELERATOR PYTHON
 
 BIN := .venv/bin
-CODE := undercurrent producer engine_worker probe_consumers schemas scripts tests benchmarks examples
 # Arguments for the command behind a target: make demo ARGS='--prompt "..."', make test ARGS='-k ring'
 ARGS ?=
 
@@ -28,16 +27,16 @@ test: setup ## run the tests
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: setup ## format, lint, types, layers: everything but the tests
-	$(BIN)/ruff format --check $(CODE)
-	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 check: lint test ## lint, then test
 
 format: setup ## rewrite the code as ruff formats it
-	$(BIN)/ruff format $(CODE)
-	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
 
 lock: setup ## write requirements/*.lock from what is installed in .venv
 	$(BIN)/python scripts/lock.py
