@@ -130,7 +130,7 @@ def test_a_cached_prefix_is_declared(llama, models):
 
 
 def test_children_have_streams_of_their_own(llama):
-    request = llama.request("children", PROMPT, n=3, temperature=1.0, seed=7, max_tokens=6)
+    request = llama.request("children", PROMPT, n=3, temperature=1.0, max_tokens=6)
     run = llama.run([request])["children"]
     sequences = {
         index: [*PROMPT, *(t for d in run.deltas if d.index == index for t in d.token_ids)] for index in range(3)
@@ -300,6 +300,7 @@ def bad(**changes):
         (bad(sampling=Sampling(top_p=2.0)), "top_p"),
         (bad(sampling=Sampling(max_tokens=0)), "max_tokens"),
         (bad(sampling=Sampling(n=0)), "n must"),
+        (bad(sampling=Sampling(seed=7, temperature=1.0)), "seed stops vLLM on a CPU"),
         (bad(lora="some"), "LoRA"),
         (
             bad(capture=CaptureOrder(request_id="r", attempt=1, points=("nope", "mlp"), partition=0)),

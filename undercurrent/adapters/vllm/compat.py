@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -210,6 +211,32 @@ class RunnerV1:
         ids.copy_to_gpu(len(token_ids))
         # No graphs and no LoRA: what is checked is the plain module.
         self._runner._dummy_run(len(token_ids))  # noqa: SLF001 - compat is where private names are read
+
+
+async def close_client(llm: Any) -> None:  # noqa: ANN401 - an AsyncLLM
+    """End the tasks of a vLLM client that was shut down, and the messaging context that it leaves open.
+
+    Args:
+        llm: shut down already; on the loop that it ran on.
+    """
+    client = llm.engine_core
+    resources = client.resources
+    tasks = [task for task in (llm.output_handler, resources.output_queue_task) if task is not None]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    # On the loop's own thread: its sockets may not be touched from another one.
+    client.ctx.destroy(linger=0)
+    resources.ctx.destroy(linger=0)
+
+
+def seeds_stop_the_engine(config: VllmConfig) -> bool:
+    """Whether a sampling seed can stop this engine.
+
+    On a CPU the V1 runner rewinds a seeded generator after each chunk of a prefill, which a CPU generator cannot do:
+    the engine core dies with `CPU Generator does not use offset`.
+    """
+    return config.device_config.device_type == "cpu" and bool(config.scheduler_config.enable_chunked_prefill)
 
 
 def new_requests(scheduler_output: Any) -> list[Any]:  # noqa: ANN401 - vLLM's SchedulerOutput

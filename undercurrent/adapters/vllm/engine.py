@@ -6,7 +6,6 @@ The driver's side only: vLLM's engine core, and the capture in it, run in a proc
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import json
 import logging
@@ -84,6 +83,7 @@ class VLLMEngine:
         self._llm: AsyncLLM | None = None
         self._info: EngineInfo | None = None
         self._outputs = 0
+        self._seeds_are_fatal = False
 
     @property
     def info(self) -> EngineInfo:
@@ -115,6 +115,8 @@ class VLLMEngine:
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        from undercurrent.adapters.vllm import compat
+
         config = await asyncio.to_thread(self._config)
         try:
             # In a thread: it waits for the engine core, and this loop has other things to do meanwhile.
@@ -126,6 +128,7 @@ class VLLMEngine:
             if reason:
                 raise CaptureError(str(reason)) from exc
             raise EngineDeadError(f"vLLM did not start: {exc}") from exc
+        self._seeds_are_fatal = compat.seeds_stop_the_engine(config)
         self._info = await self._describe(config, version)
 
     def _config(self) -> Any:  # noqa: ANN401 - a VllmConfig
@@ -198,6 +201,11 @@ class VLLMEngine:
             )
         self._check_capture(request)
         self._params(request)
+        if request.sampling.seed is not None and request.sampling.temperature != 0 and self._seeds_are_fatal:
+            raise BadRequestError(
+                "a sampling seed stops vLLM on a CPU when a prefill is chunked: "
+                "leave it out, set temperature 0, or start the engine with enable_chunked_prefill: false"
+            )
         return len(token_ids)
 
     def _check_capture(self, request: EngineRequest) -> None:
@@ -210,6 +218,7 @@ class VLLMEngine:
 
     def _params(self, request: EngineRequest) -> SamplingParams:
         from vllm import SamplingParams
+        from vllm.exceptions import VLLMClientError
         from vllm.sampling_params import RequestOutputKind
 
         sampling = request.sampling
@@ -230,7 +239,7 @@ class VLLMEngine:
                 output_kind=RequestOutputKind.DELTA,
                 skip_reading_prefix_cache=request.skip_prefix_cache or None,
             )
-        except (ValueError, TypeError) as exc:
+        except (VLLMClientError, ValueError, TypeError) as exc:
             raise BadRequestError(f"bad sampling parameters: {exc}") from exc
 
     async def submit(self, request: EngineRequest) -> AsyncIterator[EngineDelta]:
@@ -286,13 +295,17 @@ class VLLMEngine:
     async def close(self) -> None:
         """Stop the engine and every process that it started."""
         llm, self._llm = self._llm, None
+        try:
+            await self._stop(llm)
+        finally:
+            self._drop_settings()
+
+    async def _stop(self, llm: AsyncLLM | None) -> None:
         if llm is not None:
             await asyncio.to_thread(llm.shutdown, _SHUTDOWN_S)
-            handler = llm.output_handler
-            if handler is not None:
-                with contextlib.suppress(asyncio.CancelledError, Exception):
-                    await handler
-        self._drop_settings()
+            from undercurrent.adapters.vllm import compat
+
+            await compat.close_client(llm)
 
     def _alive(self) -> AsyncLLM:
         if self._llm is None or self._llm.errored:
