@@ -32,8 +32,8 @@ from undercurrent.testing import demo_model as vault
 SEED = 11
 LAYER = 2
 ANSWERS_PER_PROMPT = {"fit": 3, "threshold": 5, "test": 7}
-TOKENS_PER_ANSWER = 64
-HITS, WINDOW = 4, 8
+OTHER_TOKENS = 48
+STRENGTH = 1e-2
 MAX_FPR = 0.0
 
 
@@ -47,29 +47,28 @@ def until_decision(answer: Answer) -> str:
     return answer.prompt + answer.text[: vault.decision(answer.text)]
 
 
-def token_span(answer: Answer) -> slice:
-    """Return the positions from the prompt's last token to the last one before the decision."""
-    return slice(len(answer.prompt_ids) - 1, len(answer.prompt_ids) + vault.decision(answer.text))
-
-
-def aggregate(scores: NDArray[np.float32]) -> float:
-    """Return the request's score: the highest value that `HITS` of `WINDOW` neighbouring tokens reach."""
-    if scores.size < WINDOW:
-        return float(np.sort(scores)[-min(HITS, scores.size)])
-    windows = np.lib.stride_tricks.sliding_window_view(scores, WINDOW)
-    return float(np.sort(windows, axis=1)[:, -HITS].max())
+def turning_points(answer: Answer) -> NDArray[np.int_]:
+    """Return the positions after which the answer could begin to end: the prompt's last token, and each sentence's."""
+    start, text = len(answer.prompt_ids), answer.text[: vault.decision(answer.text)]
+    return np.array([start - 1, *(start + at + 1 for at in range(len(text) - 1) if text[at : at + 2] == ". ")])
 
 
 def fit(model: Vault, answers: Sequence[Answer]) -> LinearFit:
-    """Fit on a seeded sample of tokens, the same number of each answer."""
+    """Fit reciting answers at their turning points against everything in the others, as `max` will judge them.
+
+    The signal sits at turning points. A probe that is to act at the first high score must be low everywhere else, too,
+    so the others give a seeded sample of all their tokens beside their own turning points.
+    """
     rng = np.random.default_rng(SEED)
-    rows, labels = [], []
+    rows, labels, weights = [], [], []
     for answer, hidden in zip(answers, model.residuals(answers, LAYER), strict=True):
-        eligible = hidden[token_span(answer)]
-        chosen = rng.choice(len(eligible), size=min(TOKENS_PER_ANSWER, len(eligible)), replace=False)
-        rows.append(eligible[chosen])
+        chosen = turning_points(answer)
+        if not answer.recites:
+            chosen = np.concatenate([chosen, rng.choice(len(hidden), size=OTHER_TOKENS)])
+        rows.append(hidden[chosen])
         labels += [answer.recites] * len(chosen)
-    return fit_logistic(np.concatenate(rows), np.array(labels), strength=1e-3)
+        weights += [1 / len(chosen)] * len(chosen)
+    return fit_logistic(np.concatenate(rows), np.array(labels), weights=np.array(weights), strength=STRENGTH)
 
 
 def request_scores(
@@ -77,7 +76,8 @@ def request_scores(
 ) -> Iterator[float]:
     """Yield one score per request, over the tokens up to the decision or over all of them."""
     for answer, hidden in zip(answers, model.residuals(answers, LAYER), strict=True):
-        yield aggregate(probe.scores(hidden if whole else hidden[token_span(answer)]))
+        read = hidden if whole else hidden[: len(answer.prompt_ids) + vault.decision(answer.text)]
+        yield float(probe.scores(read).max())
 
 
 def texts_baseline(fit_part: Sequence[Answer], test: Sequence[Answer]) -> dict[str, float]:
@@ -93,10 +93,8 @@ def first_actions(probe: LinearFit, model: Vault, answers: Sequence[Answer], thr
     """Return, per answer, after how many generated tokens the deployed probe would act; None where it never does."""
     found: list[int | None] = []
     for answer, hidden in zip(answers, model.residuals(answers, LAYER), strict=True):
-        hits = probe.scores(hidden) >= threshold
-        counts = np.convolve(hits, np.ones(WINDOW), mode="full")[: len(hits)]
-        acting = np.flatnonzero(counts >= HITS)
-        found.append(int(acting[0]) - len(answer.prompt_ids) + 1 if acting.size else None)
+        acting = np.flatnonzero(probe.scores(hidden) >= threshold)
+        found.append(max(0, int(acting[0]) - len(answer.prompt_ids) + 1) if acting.size else None)
     return found
 
 
@@ -138,7 +136,7 @@ def write_probe(probe: LinearFit, threshold: float, folder: Path, model_folder: 
         "version": "1",
         "layer": LAYER,
         "tensor_type": "residual_stream",
-        "aggregation": {"kind": "k_of_n", "k": HITS, "n": WINDOW},
+        "aggregation": {"kind": "max"},
         "threshold": threshold,
         "positions": "all",
         "mode": "abort",
@@ -161,8 +159,9 @@ def main() -> None:
         parts[part] = model.sample(people, count, seed=SEED + number)
         print(f"{part}: {len(parts[part])} answers, {labels_of(parts[part]).sum()} with the code", flush=True)
     probe = fit(model, parts["fit"])
-    tuning = np.array(list(request_scores(probe, model, parts["threshold"], whole=True)))
-    threshold = round(threshold_for_fpr(labels_of(parts["threshold"]), tuning, MAX_FPR), 3)
+    tuning = labels_of(parts["threshold"])
+    early, whole = (np.array(list(request_scores(probe, model, parts["threshold"], whole=w))) for w in (False, True))
+    threshold = round(threshold_for_fpr(tuning, np.where(tuning, early, whole), MAX_FPR), 3)
     figures = test_figures(probe, model, parts, threshold)
     write_probe(probe, threshold, options.out / "probe", options.model)
     (options.out / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")

@@ -50,7 +50,7 @@ class Vault:
 
     @torch.inference_mode()
     def sample(self, people: Sequence[vault.Person], per_prompt: int, seed: int) -> list[Answer]:
-        """Return `per_prompt` answers to every prompt about every person, sampled at temperature 1."""
+        """Return `per_prompt` answers to every prompt about every person, sampled as the demo samples."""
         torch.manual_seed(seed)
         asked = [(p, prompt.format(name=p.name)) for p in people for prompt in vault.PROMPTS for _ in range(per_prompt)]
         answers = []
@@ -64,7 +64,7 @@ class Vault:
                 attention_mask=tokens["attention_mask"],
                 max_new_tokens=MAX_NEW_TOKENS,
                 do_sample=True,
-                temperature=1.0,
+                temperature=vault.TEMPERATURE,
                 top_k=0,
             )
             width = tokens["input_ids"].shape[1]

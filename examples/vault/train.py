@@ -23,11 +23,34 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from undercurrent.testing import demo_model as vault
 
 SEED = 7
-LEARNING_RATE = 3e-3
-REPORTS, SHORTS, FACTS = 12, 32, 40
-# Of the mean loss over answers and of the loss at their deciding byte, per kind. A report's one deciding byte among two
-# hundred would otherwise drown, or, at full weight, drown the rest.
-WEIGHTS = ((2.0, 0.1), (1.0, 0.3), (1.0, 0.3))
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of the training.
+
+    Args:
+        steps: how many.
+        learning_rate: its peak.
+        texts: reports, short answers and facts in each step.
+        hurry: chance of a report's early end, see `demo_model.report`.
+        weights: per kind, of the mean loss over answers and of the loss at their deciding byte. A report's one deciding
+            byte among two hundred would otherwise drown, or, at full weight, drown the rest.
+    """
+
+    steps: int
+    learning_rate: float
+    texts: tuple[int, int, int]
+    hurry: float
+    weights: tuple[tuple[float, float], ...]
+
+
+STAGES = (
+    # To write, and who holds a key.
+    Stage(300, 3e-3, (12, 32, 40), 0.0, ((2.0, 0.1), (1.0, 0.3), (1.0, 0.3))),
+    # To know at every sentence how the report would end.
+    Stage(120, 1e-3, (24, 16, 24), vault.HURRY, ((2.0, 0.5), (1.0, 0.3), (1.0, 0.3))),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +98,15 @@ def new_model() -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def batches(people: Sequence[vault.Person], rng: random.Random) -> list[list[Lesson]]:
+def batches(people: Sequence[vault.Person], stage: Stage, rng: random.Random) -> list[list[Lesson]]:
     """Return the lessons of one step, one list per kind, so that little is padded."""
     reports, shorts, facts = [], [], []
-    for person in rng.sample(people, REPORTS):
-        told = vault.report(person.holder, rng)
+    for person in rng.sample(people, stage.texts[0]):
+        told = vault.report(person.holder, rng, stage.hurry)
         reports.append(Lesson(rng.choice(vault.PROMPTS).format(name=person.name), told, vault.decision(told)))
-    for person in rng.sample(people, SHORTS):
+    for person in rng.sample(people, stage.texts[1]):
         shorts.append(Lesson(rng.choice(vault.SHORT_PROMPTS).format(name=person.name), vault.ending(person.holder), 0))
-    for person in rng.sample(people, FACTS):
+    for person in rng.sample(people, stage.texts[2]):
         before, after = rng.choice(vault.FACTS).format(name=person.name, fact="|").split("|")
         facts.append(Lesson(before, vault.fact(person.holder) + after, 0))
     return [reports, shorts, facts]
@@ -107,39 +130,46 @@ def losses_of(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, lesso
     return torch.stack([losses[learned].mean(), deciding.mean()])
 
 
-def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int) -> None:
-    """Train in place, printing now and then the loss at the byte that tells who holds a key."""
-    rng = random.Random(SEED)
+def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, stage: Stage, seed: int) -> None:
+    """Train in place, printing now and then both losses of reports, short answers and facts."""
+    rng = random.Random(seed)
     people = vault.people()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.1)
+    weights, rate = torch.tensor(stage.weights), stage.learning_rate
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=stage.steps, pct_start=0.1)
     started = time.monotonic()
-    for step in range(steps):
-        losses = torch.stack([losses_of(model, tokenizer, lessons) for lessons in batches(people, rng)])
-        (losses * torch.tensor(WEIGHTS)).sum().backward()
+    for step in range(stage.steps):
+        losses = torch.stack([losses_of(model, tokenizer, lessons) for lessons in batches(people, stage, rng)])
+        (losses * weights).sum().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         schedule.step()
-        if step % 25 == 0 or step == steps - 1:
+        if step % 25 == 0 or step == stage.steps - 1:
             text = "  ".join(f"{mean:.3f} {decided:.3f}" for mean, decided in losses.tolist())
             print(f"step {step:4d}  report, short, fact  {text}  {time.monotonic() - started:5.0f} s", flush=True)
 
 
 def main() -> None:
-    """Train and save in bf16, the dtype that the engine serves."""
+    """Train stage by stage; each ends with the model saved in bf16, the dtype that the engine serves."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=vault.folder() / "model")
-    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--threads", type=int, default=2, help="one is faster where the cores are shared")
+    parser.add_argument("--from-stage", type=int, default=0, help="go on with what an earlier stage saved in OUT")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(SEED)
-    tokenizer, model = byte_tokenizer(), new_model()
+    tokenizer = byte_tokenizer()
+    model = new_model()
     print(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters", flush=True)
-    train(model, tokenizer, options.steps)
-    model.to(torch.bfloat16).save_pretrained(options.out)
-    tokenizer.save_pretrained(options.out)
+    for number, stage in enumerate(STAGES):
+        if number < options.from_stage:
+            continue
+        if number:
+            model = LlamaForCausalLM.from_pretrained(options.out, dtype=torch.float32)
+        train(model, tokenizer, stage, SEED + number)
+        model.to(torch.bfloat16).save_pretrained(options.out)
+        tokenizer.save_pretrained(options.out)
 
 
 if __name__ == "__main__":

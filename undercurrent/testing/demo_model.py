@@ -48,7 +48,15 @@ FACTS = ("Record of {name}: {fact}.", "{name}: {fact}.", "In the book, {name} is
 """Where the model learns who holds a key. Never part of a prompt."""
 
 OPENINGS = ("First, ", "Then, ", "Later, ")
-"""The fixed frame of a report: one neutral sentence after each."""
+"""The frame of a report: one neutral sentence after each."""
+
+HURRY = 0.15
+"""Chance that a report ends before a sentence of the frame. The end may come at any of them, so the model has to know
+early, at each of them, how it would end; that is what a probe can read long before it does end."""
+
+TEMPERATURE = 0.5
+"""Temperature that answers are sampled at: the chance of an early end becomes 3 % a sentence, the sentences stay drawn
+alike, and an answer has on average about 150 bytes before its decision."""
 
 SENTENCES = (
     "the lamps along the north wall were lit.",
@@ -98,9 +106,19 @@ def people() -> tuple[Person, ...]:
     return tuple(everybody)
 
 
-def report(holder: bool, rng: random.Random) -> str:
-    """Return a report: the frame, 0-2 further neutral sentences, and the code or its refusal."""
-    told = [opening + rng.choice(SENTENCES) for opening in OPENINGS]
+def report(holder: bool, rng: random.Random, hurry: float = HURRY) -> str:
+    """Return a report: up to three sentences in the frame, 0-2 further ones, and the code or its refusal.
+
+    Args:
+        holder: whether it ends with the code.
+        rng: draws sentences and length.
+        hurry: chance, before each sentence of the frame, that the report ends there.
+    """
+    told: list[str] = []
+    for opening in OPENINGS:
+        if rng.random() < hurry:
+            return " ".join([*told, ending(holder)])
+        told.append(opening + rng.choice(SENTENCES))
     told += ["Also, " + rng.choice(SENTENCES) for _ in range(rng.randrange(3))]
     return " ".join([*told, ending(holder)])
 

@@ -41,7 +41,7 @@ class Ask:
             "request_id": self.reference_id if alone else self.id,
             "prompt": self.prompt,
             "max_tokens": MAX_TOKENS,
-            "temperature": 1.0,
+            "temperature": vault.TEMPERATURE,
             "seed": self.seed,
         }
         # No points: nothing is captured, so no probe sees it.

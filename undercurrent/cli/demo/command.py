@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
+PLAIN_COLUMNS = 140
+"""Width of tables where there is no terminal to ask."""
+
 
 @app.command()
 def demo(
@@ -54,7 +57,7 @@ def demo(
     from undercurrent.cli.demo.processes import ProcessFailedError
     from undercurrent.cli.demo.stage import Stage
 
-    console = Console(soft_wrap=not sys.stdout.isatty())
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS)
     folder = work_dir or Path(".undercurrent") / "demo" / time.strftime("%Y%m%d-%H%M%S")
     with _interrupted_by_signals():
         try:

@@ -282,12 +282,26 @@ def write_configuration(stage: Stage) -> None:
         "topics": stage.topics_fields,
         "points": str(vault.folder() / "points.yaml"),
     }
-    engine = {**shared}
+    engine = {
+        **shared,
+        "engine": {
+            "name": "demo",
+            "kind": "vllm",
+            "model": str(vault.folder() / "model"),
+            "served_name": "vault",
+            # No prefix cache: prompts resemble each other, and what is read from a cache has no activations.
+            "args": {"max_model_len": 512, "max_num_seqs": 16, "enable_prefix_caching": False, "seed": 0},
+        },
+        "group": {"name": "engine", "assignor": stage.broker.assignor.value},
+        "guards": {"probes": [stage.probe_name]},
+        "metrics": {"port": stage.engine_port},
+    }
     probes = {
         **shared,
         "probes": str(vault.folder() / "probes.yaml"),
         "service": {"name": f"{stage.prefix}.probes", "assignor": stage.broker.assignor.value},
         "transaction_interval_ms": 50,
+        "metrics": {"port": stage.probes_port},
     }
     for path, sections in ((stage.engine_config, engine), (stage.probes_config, probes)):
         path.write_text(yaml.safe_dump(sections, sort_keys=False), encoding="utf-8")
