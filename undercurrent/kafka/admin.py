@@ -30,6 +30,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # documented 
 
 from undercurrent.errors import TopicError, UnreachableError
 from undercurrent.kafka.client import KafkaSettings, error_of, make_admin, reason_of
+from undercurrent.kafka.records import client_partition
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -181,6 +182,7 @@ class TopicAdmin:
         missing = [planned[d.topic] for d in found if d.kind is DifferenceKind.MISSING]
         self.create(missing, replication_factor=plan.replication_factor)
         self._mend([difference for difference in found if difference.kind is DifferenceKind.CONFIG])
+        self._wait_for(lambda: not self.differences(list(planned.values())), "changes")
         return found
 
     def create(self, topics: Sequence[Topic], *, replication_factor: int = 1) -> None:
@@ -193,7 +195,8 @@ class TopicAdmin:
         ]
         for name, future in self._client().create_topics(new, request_timeout=self._timeout_s).items():
             self._result(future, f"topic {name} cannot be created", ignore=KafkaError.TOPIC_ALREADY_EXISTS)
-        self._wait_for({topic.name for topic in topics})
+        names = {topic.name for topic in topics}
+        self._wait_for(lambda: len(self.describe(names, with_config=False)) == len(names), "created topics")
 
     def delete(self, names: Sequence[str]) -> None:
         """Delete topics; one that does not exist is nothing."""
@@ -201,6 +204,16 @@ class TopicAdmin:
             return
         for name, future in self._client().delete_topics(list(names), request_timeout=self._timeout_s).items():
             self._result(future, f"topic {name} cannot be deleted", ignore=KafkaError.UNKNOWN_TOPIC_OR_PART)
+
+    def delete_records(self, before: Mapping[tuple[str, int], int]) -> None:
+        """Delete what lies below an offset, as retention does when it is old enough.
+
+        Args:
+            before: per partition the first offset that stays.
+        """
+        asked = [client_partition(where, offset) for where, offset in before.items()]
+        for where, future in self._client().delete_records(asked, request_timeout=self._timeout_s).items():
+            self._result(future, f"records of {where.topic}[{where.partition}] cannot be deleted")
 
     def _configs(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
@@ -225,11 +238,12 @@ class TopicAdmin:
         for resource, future in answers.items():
             self._result(future, f"settings of topic {resource.name} cannot be changed")
 
-    def _wait_for(self, names: set[str]) -> None:
+    def _wait_for(self, visible: Callable[[], bool], what: str) -> None:
+        # The controller has agreed; the broker that is asked learns of it a moment later.
         deadline = time.monotonic() + self._timeout_s
-        while len(self.describe(names, with_config=False)) < len(names):
+        while not visible():
             if time.monotonic() > deadline:
-                raise UnreachableError(f"created topics did not appear in {self._timeout_s:g} s: {sorted(names)}")
+                raise UnreachableError(f"{what} did not become visible in {self._timeout_s:g} s")
             self._client().poll(0.05)
 
     def _result(self, future: Future[T], what: str, *, ignore: int | None = None) -> T | None:

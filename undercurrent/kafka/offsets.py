@@ -47,7 +47,8 @@ class OffsetLookup:
             UnreachableError: no broker answered in time.
         """
         try:
-            metadata = self._client().list_topics(topic, timeout=self._timeout_s).topics.get(topic)
+            # All topics, not this one: asking for one by name makes a broker create it that may create topics.
+            metadata = self._client().list_topics(timeout=self._timeout_s).topics.get(topic)
         except KafkaException as exc:
             raise UnreachableError(f"partitions of {topic!r}: {reason_of(exc)}") from exc
         if metadata is None or metadata.error is not None or not metadata.partitions:

@@ -75,7 +75,7 @@ class TopicRange:
         until_ms: int | None = None,
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> TopicRange:
-        """Return the records appended from `since_ms` on (None: from the log's start) and before `until_ms` (None: now).
+        """Return the records appended from `since_ms` on (None: the log's start) and before `until_ms` (None: now).
 
         Raises:
             TopicError: there is no such topic.

@@ -20,12 +20,11 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Self
 
-from confluent_kafka import KafkaException
-
 from undercurrent.errors import ConfigError, TopicError, UnreachableError
 from undercurrent.kafka import codes
-from undercurrent.kafka.client import Isolation, KafkaSettings, make_consumer, reader_config, reason_of
+from undercurrent.kafka.client import Isolation, KafkaSettings, make_consumer, reader_config
 from undercurrent.kafka.events import PartitionEvent, event_of
+from undercurrent.kafka.fetching import poll_messages
 from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.records import Partition, Record, client_partition, record_of
 
@@ -96,7 +95,7 @@ class AssignedReader:
         Raises:
             UnreachableError: the client is beyond use.
         """
-        return self._sort(_poll(self._client(), max_records, timeout_s))
+        return self._sort(poll_messages(self._client(), max_records, timeout_s))
 
     def take_events(self) -> list[PartitionEvent]:
         """Return the problems of partitions since the last call."""
@@ -113,6 +112,8 @@ class AssignedReader:
 
     def read_to_end(self, deadline_s: float, *, batch_records: int = 1000) -> Iterator[Record]:
         """Yield every record from the present positions to the ends as they are now; then `poll_batch` goes on there.
+
+        With `READ_COMMITTED` the ends are those of what is decided: a transaction is, a moment *after* its commit returns.
 
         Args:
             deadline_s: how long it may take, in seconds.
@@ -182,14 +183,3 @@ class AssignedReader:
         event = event_of(message, self._positions.get(where, -1))
         if event is not None and (event.partition in self._positions or event.partition.number < 0):
             self._events.append(event)
-
-
-def _poll(consumer: Consumer, max_records: int, timeout_s: float) -> list[Message]:
-    # `consume` waits until it has all it was asked for; `poll` returns at the first record.
-    try:
-        first = consumer.poll(timeout_s)
-        if first is None:
-            return []
-        return [first, *consumer.consume(max_records - 1, 0)] if max_records > 1 else [first]
-    except KafkaException as exc:
-        raise UnreachableError(f"reading failed: {reason_of(exc)}") from exc

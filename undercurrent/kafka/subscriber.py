@@ -19,14 +19,13 @@ not assigned when it is called.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self
 
-from confluent_kafka import OFFSET_END, KafkaException
+from confluent_kafka import KafkaException
 
 from undercurrent.errors import CommitError, ProbingError, UnreachableError
 from undercurrent.kafka import codes
@@ -39,22 +38,19 @@ from undercurrent.kafka.client import (
     make_consumer,
     reason_of,
 )
-from undercurrent.kafka.events import PartitionEvent, PartitionProblem, event_of
-from undercurrent.kafka.reader import _poll
-from undercurrent.kafka.records import Partition, Record, client_partition, record_of
+from undercurrent.kafka.events import PartitionEvent
+from undercurrent.kafka.fetching import Fetching
+from undercurrent.kafka.records import Partition, Record, client_partition
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+    from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 logger = logging.getLogger(__name__)
 
 Offsets = Mapping[tuple[str, int], tuple[int, str | None]]
 """Per partition the next offset to read and the commit's metadata."""
-
-_PENDING_POLL_S = 0.02
-_NEVER_MS = 2**53
 
 
 class RebalanceHandler(Protocol):
@@ -113,11 +109,7 @@ class GroupSubscriber:
         self._handler = handler
         self._consumer: Consumer | None = None
         self._thread_id = 0
-        self._positions: dict[Partition, int | None] = {}  # assigned ones; None until `start`
-        self._paused: set[Partition] = set()  # by the owner, beyond not being started
-        self._unsought: set[Partition] = set()  # `start` was called, librdkafka was not ready for it yet
-        self._stalled: set[Partition] = set()  # out of range: librdkafka stopped fetching, a seek does not wake it
-        self._events: list[PartitionEvent] = []
+        self._fetching: Fetching | None = None
         self._commit_results: list[CommitResult] = []
 
     def __enter__(self) -> Self:
@@ -132,12 +124,13 @@ class GroupSubscriber:
     @property
     def assigned(self) -> frozenset[Partition]:
         """The partitions that are ours at this moment, started or not."""
-        return frozenset(self._positions)
+        return self._fetching.partitions if self._fetching is not None else frozenset()
 
     def open(self) -> None:
         """Create the client and join the group; the calling thread is the polling thread from now on."""
         self._thread_id = threading.get_ident()
         self._consumer = make_consumer(self._config)
+        self._fetching = Fetching(self._consumer, incremental=self._incremental)
         self._consumer.subscribe(
             self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
         )
@@ -148,43 +141,19 @@ class GroupSubscriber:
         Returns:
             False if the partition is not ours (any more).
         """
-        where = Partition(*partition)
-        self._on_polling_thread()
-        if where not in self._positions:
-            return False
-        self._positions[where] = offset
-        self._unsought.add(where)
-        self._seek_unsought()
-        return True
+        return self._held().start(Partition(*partition), offset)
 
     def position(self, partition: tuple[str, int]) -> int | None:
         """Return the next offset to be delivered; None when the partition is not ours or not started."""
-        return self._positions.get(Partition(*partition))
+        return self._fetching.position(Partition(*partition)) if self._fetching is not None else None
 
     def pause(self, partition: tuple[str, int]) -> bool:
         """Deliver nothing of `partition` until `resume`; False if it is not ours."""
-        where = Partition(*partition)
-        self._on_polling_thread()
-        if where not in self._positions:
-            return False
-        self._paused.add(where)
-        self._client().pause([client_partition(where)])
-        return True
+        return self._held().pause(Partition(*partition))
 
     def resume(self, partition: tuple[str, int]) -> bool:
-        """Undo `pause`; a partition that was not started stays paused. False if it is not ours."""
-        where = Partition(*partition)
-        self._on_polling_thread()
-        if where not in self._positions:
-            return False
-        if where in self._paused:
-            self._paused.discard(where)
-            position = self._positions[where]
-            if position is not None:
-                # Pausing threw away what was fetched; seeking makes certain that nothing is skipped.
-                self._unsought.add(where)
-                self._seek_unsought()
-        return True
+        """Undo `pause`; a partition that was not started stays still. False if it is not ours."""
+        return self._held().resume(Partition(*partition))
 
     def poll_batch(self, max_records: int, timeout_s: float) -> list[Record]:
         """Return what has arrived of started partitions, at most `max_records`; wait `timeout_s` for the first record.
@@ -194,18 +163,14 @@ class GroupSubscriber:
         Raises:
             UnreachableError: the client is beyond use, e.g. fenced as a static member.
         """
-        self._on_polling_thread()
-        self._seek_unsought()
-        wait_s = min(timeout_s, _PENDING_POLL_S) if self._unsought else timeout_s
-        return self._sort(_poll(self._client(), max_records, wait_s))
+        return self._held().poll(max_records, timeout_s)
 
     def take_events(self) -> list[PartitionEvent]:
         """Return the problems of partitions since the last call.
 
         A partition that is `OUT_OF_RANGE` stands still until `start` is called for it again.
         """
-        events, self._events = self._events, []
-        return events
+        return self._held().take_events()
 
     def committed(
         self, partitions: Iterable[tuple[str, int]], timeout_s: float
@@ -250,12 +215,8 @@ class GroupSubscriber:
         Raises:
             CommitError: the broker or the client refused; nothing is known to be committed.
         """
-        self._on_polling_thread()
-        ours = {
-            Partition(*where): (offset, metadata)
-            for where, (offset, metadata) in offsets.items()
-            if where in self._positions
-        }
+        held = self._held()
+        ours = {Partition(*where): (offset, metadata) for where, (offset, metadata) in offsets.items() if where in held}
         if not ours:
             return {}
         listed = [client_partition(where, offset, metadata) for where, (offset, metadata) in ours.items()]
@@ -295,53 +256,26 @@ class GroupSubscriber:
         except (KafkaException, ProbingError, RuntimeError, OSError, ValueError) as exc:
             logger.warning("closing the member of group %s: %s", self.group_id, exc)
         finally:
-            self._consumer = None
-            self._positions.clear()
-            self._unsought.clear()
-            self._paused.clear()
+            self._consumer = self._fetching = None
 
     # -- on the polling thread, inside the client's calls ---------------------------------------------------------
 
-    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def _on_assign(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
         ours = _named(partitions)
-        # From the end and paused: librdkafka neither looks for a committed offset, which the owner asks for itself and
-        # whose absence would be an error, nor fetches anything before `start`.
-        starts = [client_partition(where, OFFSET_END) for where in ours]
-        if self._incremental:
-            consumer.incremental_assign(starts)
-        else:
-            consumer.assign(starts)
-            self._forget(set(self._positions) - set(ours))
-        consumer.pause(starts)
-        self._positions.update(dict.fromkeys(ours))
+        self._held().assign(ours)
         self._handler.on_assigned(ours)
 
-    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def _on_revoke(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
         gone = _named(partitions)
         try:
             self._handler.on_revoked(gone)
         finally:
-            self._give_back(consumer, gone)
+            self._held().unassign(gone)
 
-    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def _on_lost(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
         gone = _named(partitions)
-        self._give_back(consumer, gone)
+        self._held().unassign(gone)
         self._handler.on_lost(gone)
-
-    def _give_back(self, consumer: Consumer, gone: list[Partition]) -> None:
-        self._forget(gone)
-        if self._incremental:
-            consumer.incremental_unassign([client_partition(where) for where in gone])
-        else:
-            consumer.unassign()
-            self._forget(list(self._positions))
-
-    def _forget(self, gone: Iterable[Partition]) -> None:
-        for where in gone:
-            self._positions.pop(where, None)
-            self._paused.discard(where)
-            self._unsought.discard(where)
-            self._stalled.discard(where)
 
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         failed = error or next((answer.error for answer in partitions if answer.error is not None), None)
@@ -353,88 +287,16 @@ class GroupSubscriber:
             )
         )
 
-    def _seek_unsought(self) -> None:
-        consumer = self._client()
-        for where in list(self._unsought):
-            target = client_partition(where, self._positions[where])
-            try:
-                if where in self._stalled:
-                    self._reassign(consumer, where)
-                consumer.seek(target)
-            except KafkaException as exc:
-                error = error_of(exc)
-                if error is None or error.code() not in codes.NOT_YET_FETCHING:
-                    raise UnreachableError(f"{where} cannot be moved: {reason_of(exc)}") from exc
-                continue  # the assignment is still on its way to the fetcher; tried again by the next poll
-            idle = not self._fetching()
-            self._unsought.discard(where)
-            if where not in self._paused:
-                consumer.resume([target])
-                if idle:
-                    _wake(consumer, target)
-
-    def _fetching(self) -> bool:
-        """Return whether any partition is being fetched."""
-        return any(
-            position is not None and where not in self._paused and where not in self._unsought
-            for where, position in self._positions.items()
-        )
-
-    def _reassign(self, consumer: Consumer, where: Partition) -> None:
-        if self._incremental:
-            target = client_partition(where, self._positions[where])
-            consumer.incremental_unassign([target])
-            consumer.incremental_assign([target])
-            consumer.pause([target])
-        else:
-            # An eager group's assignment can only be replaced as a whole; every started partition is sought again.
-            starts = [
-                client_partition(ours, OFFSET_END if offset is None else offset)
-                for ours, offset in self._positions.items()
-            ]
-            consumer.assign(starts)
-            consumer.pause(starts)
-            self._unsought.update(ours for ours, offset in self._positions.items() if offset is not None)
-        self._stalled.discard(where)
-
-    def _sort(self, messages: list[Message]) -> list[Record]:
-        records: list[Record] = []
-        positions = self._positions
-        for message in messages:
-            error = message.error()
-            if error is not None:
-                self._take_error(message, error)
-                continue
-            record = record_of(message)
-            where = Partition(record.topic, record.partition)
-            position = positions.get(where)
-            # Under way when its partition was taken, paused or moved: what is still ours is fetched again.
-            if position is None or record.offset < position or where in self._paused or where in self._unsought:
-                continue
-            positions[where] = record.offset + 1
-            records.append(record)
-        return records
-
-    def _take_error(self, message: Message, error: KafkaError) -> None:
-        if error.fatal():
-            raise UnreachableError(
-                f"the member of group {self.group_id!r} is beyond use: {error.str()} [{error.name()}]"
-            )
-        number = message.partition()
-        where = Partition(message.topic() or "", -1 if number is None else number)
-        position = self._positions.get(where)
-        event = event_of(message, -1 if position is None else position)
-        if event is None:
-            logger.info("group %s: %s [%s]", self.group_id, error.str(), error.name())
-        elif where.number < 0 or position is not None:
-            self._events.append(event)
-            if event.problem is PartitionProblem.OUT_OF_RANGE:
-                self._stalled.add(where)
-
     def _client(self) -> Consumer:
         if self._consumer is None:
             raise UnreachableError(f"the member of group {self.group_id!r} is not open")
         return self._consumer
+
+    def _held(self) -> Fetching:
+        self._on_polling_thread()
+        if self._fetching is None:
+            raise UnreachableError(f"the member of group {self.group_id!r} is not open")
+        return self._fetching
 
     def _on_polling_thread(self) -> None:
         if threading.get_ident() != self._thread_id:
@@ -443,16 +305,6 @@ class GroupSubscriber:
 
 def _named(partitions: Iterable[TopicPartition]) -> list[Partition]:
     return [Partition(where.topic, where.partition) for where in partitions]
-
-
-def _wake(consumer: Consumer, target: TopicPartition) -> None:
-    """Make the broker's thread look at its partitions now.
-
-    While all of them are paused it sleeps for up to a second, and `resume` does not wake it. A request does; its answer
-    is of no interest.
-    """
-    with contextlib.suppress(KafkaException):
-        consumer.offsets_for_times([client_partition((target.topic, target.partition), _NEVER_MS)], timeout=0.002)
 
 
 def _raise_first(answers: Iterable[TopicPartition]) -> None:
