@@ -130,6 +130,10 @@ class WorkerCore:
         """Return whether a run is ours, so that its tokens may be published."""
         return key in self._runs
 
+    def positions(self) -> Mapping[int, tuple[int, object]]:
+        """Return, for each owned partition, its lowest unfinished offset and that prompt's source, if it is here."""
+        return {number: owned.lowest() for number, owned in self._owned.items()}
+
     # Ownership.
 
     def acquired(

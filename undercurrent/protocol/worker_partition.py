@@ -76,6 +76,14 @@ class OwnedPartition:
         """Prompts that wait in memory."""
         return len(self.waiting) + len(self.urgent)
 
+    def lowest(self) -> tuple[int, object]:
+        """Return the lowest unfinished offset, and its prompt's source where it is in memory."""
+        low = self.progress.low
+        prompt = self.waiting.get(low) or self.urgent.get(low)
+        runs = [*self.runs.values(), *self.closing.values()]
+        run = next((run for run in runs if run.prompt.offset == low), None)
+        return low, run.prompt.source if run is not None else prompt.source if prompt is not None else None
+
     def next_attempt(self, request_id: str) -> int:
         """Return the number of a new attempt: at least the epoch, and above every one that the log has."""
         state = self.reader.get(request_id)

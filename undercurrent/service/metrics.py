@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 OTHER = "other"
 
-PAUSE_REASONS = ("backlog", "control_behind", "partition_counts", "guard_unavailable", "publisher_behind", "stopping")
+PAUSE_REASONS = ("backlog", "reading_back", "proving", "partition_counts", "guard_unavailable", "leaving")
 DROP_REASONS = ("ring_full", "buffer_full", "queue_depth", "too_large", "delivery_failed", "capture_error", "purged")
 OUTCOMES = ("completed", "aborted", "failed")
 ABORT_STAGES = ("published", "decided", "received", "applied")

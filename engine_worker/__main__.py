@@ -1,0 +1,368 @@
+"""`undercurrent-engine`: the one module of the engine worker that builds clients and engines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from engine_worker.children import kill_descendants
+from engine_worker.config import WorkerConfig, worker_config
+from engine_worker.driver import EngineDriver
+from engine_worker.intake import Offer
+from engine_worker.member import Member
+from engine_worker.observer import Observer
+from engine_worker.outbox import Item, Outbox
+from engine_worker.publisher import PublisherSettings
+from engine_worker.publisher_streams import Identity
+from engine_worker.publishing import PublisherProcess
+from engine_worker.records import letter_bytes
+from engine_worker.tail import LogTail
+from engine_worker.worker import EngineWorker, Parts
+from undercurrent.adapters.base import Engine
+from undercurrent.capture.ring import Ring
+from undercurrent.cli.pipeline import reachable, read_sections
+from undercurrent.cli.running import EXIT_FAILED, exit_code
+from undercurrent.codec import Codec
+from undercurrent.errors import ConfigError, ProbingError
+from undercurrent.kafka.admin import TopicAdmin
+from undercurrent.kafka.client import Isolation, KafkaSettings
+from undercurrent.kafka.offsets import OffsetLookup
+from undercurrent.kafka.publisher import Publisher
+from undercurrent.kafka.reader import AssignedReader
+from undercurrent.kafka.records import Partition, Record
+from undercurrent.kafka.subscriber import GroupSubscriber
+from undercurrent.protocol.guards import GuardBook
+from undercurrent.protocol.messages import EngineStarted
+from undercurrent.protocol.worker import WorkerCore
+from undercurrent.service.health import HealthServer, Heartbeat
+from undercurrent.service.logging import LogFormat, setup_logging
+from undercurrent.service.metrics import EngineMetrics, PublisherMetrics
+from undercurrent.service.processes import StopRequest
+
+logger = logging.getLogger(__name__)
+
+Post = Callable[[Callable[[], None]], None]
+
+_ANNOUNCE_S = 60.0
+_DRAIN_S = 10.0
+_SCAN_S = 30.0
+
+
+def build_engine(config: WorkerConfig, ring: Ring | None) -> Engine:
+    """Return the engine that the configuration names; it has not started.
+
+    Raises:
+        ConfigError: its arguments are wrong.
+    """
+    section, points = config.own.engine, tuple(config.points)
+    try:
+        if section.kind == "fake":
+            from undercurrent.testing.fake_engine import FakeEngine
+
+            return FakeEngine(points=points, ring=ring, **section.args)
+        from undercurrent.adapters.vllm.engine import VLLMEngine
+
+        options: dict[str, Any] = {"check_plans": section.check_plans}
+        if section.max_tap_bytes is not None:
+            options["max_tap_bytes"] = section.max_tap_bytes
+        return VLLMEngine(
+            section.model,
+            engine_args=section.args,
+            points=points,
+            ring=ring,
+            served_name=section.served_name,
+            **options,
+        )
+    except TypeError as exc:
+        raise ConfigError(f"engine.args: {exc}") from exc
+
+
+class Assembly:
+    """Everything that one worker process is made of, built in the order in which it can be.
+
+    The engine comes first: it starts processes, and no Kafka client may be alive when this one forks.
+
+    Args:
+        config: of the worker.
+        stop: asked to stop.
+        registry: of the metrics.
+    """
+
+    def __init__(self, config: WorkerConfig, stop: StopRequest, registry: CollectorRegistry) -> None:
+        self.config = config
+        names = {"loop": 30.0, "member": 60.0, "tail": 60.0, "verdicts": 60.0}
+        self._hearts = {name: Heartbeat(name, limit_s) for name, limit_s in names.items()}
+        self._stop = stop
+        self._kafka = _with_room(config.kafka, letter_bytes(config.plan))
+        self._ring = Ring.create(config.own.publisher.ring_mib << 20) if len(config.points) else None
+        self._engine = build_engine(config, self._ring)
+        self._lookup = OffsetLookup(config.kafka)
+        self._admin = TopicAdmin(config.kafka)
+        self.observer = Observer(
+            prompts=config.plan.prompts,
+            engine=EngineMetrics(registry),
+            publisher=PublisherMetrics(registry, config.points.names),
+            lookup=self._lookup,
+            check_partitions=lambda: self._admin.check_partitions(config.plan.topics()),
+            steps=lambda: self._engine.steps,
+            heartbeat=self._hearts["loop"],
+            ring=self._ring,
+            stall_s=config.own.limits.stall_s,
+        )
+
+    @property
+    def heartbeats(self) -> list[Heartbeat]:
+        """Of its loops."""
+        return list(self._hearts.values())
+
+    async def run(self) -> None:
+        """Work until asked to stop.
+
+        Raises:
+            ProbingError: it cannot start, or cannot go on.
+        """
+        worker = EngineWorker(self.config, self._stop.is_set)
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: _fail(worker, context))
+
+        def post(work: Callable[[], None]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and so has who would have listened
+                loop.call_soon_threadsafe(work)
+
+        if not await self._started():
+            logger.info("stopped before the engine was ready")
+            return
+        info = self._engine.info
+        logger.info("engine ready: %s, %d layers, width %d", info.model, info.layers, info.width)
+        await asyncio.to_thread(self._admin.check_partitions, self.config.plan.topics())
+        outbox = Outbox(Publisher(self._kafka), post, worker.on_failure)
+        outbox.start()
+        incarnation = await self._announce(outbox)
+        parts = self._parts(worker, outbox, post, incarnation)
+        worker.attach(parts)
+        publisher = self._publisher(post, worker, incarnation)
+        if publisher is not None:
+            await asyncio.to_thread(publisher.wait_ready, _ANNOUNCE_S)
+        logger.info("ready: engine %s, incarnation %d", self.config.own.engine.name, incarnation)
+        await worker.run()
+        await self._end(parts, publisher)
+
+    async def close_engine(self) -> None:
+        """Stop the engine's processes; what they hold is nobody's any more."""
+        await self._engine.close()
+
+    async def _started(self) -> bool:
+        """Wait for the engine; return False when a stop is asked for first, since a start cannot be interrupted."""
+        task = asyncio.ensure_future(self._engine.start())
+        while not task.done() and not self._stop.is_set():
+            await asyncio.wait([task], timeout=0.2)
+        if task.done():
+            await task
+        return not self._stop.is_set()
+
+    async def _announce(self, outbox: Outbox) -> int:
+        """Write EngineStarted; its offset is the incarnation."""
+        started = EngineStarted(
+            engine=self.config.own.engine.name,
+            started_at_us=time.time_ns() // 1000,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=_version(),
+        )
+        written: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        key = self.config.own.engine.name.encode()
+        outbox.send(self.config.plan.acks, 0, Item(key, Codec().encode(started), done=written.set_result))
+        return await asyncio.wait_for(written, _ANNOUNCE_S)
+
+    def _publisher(self, post: Post, worker: EngineWorker, incarnation: int) -> PublisherProcess | None:
+        config, info = self.config, self._engine.info
+        if self._ring is None:
+            return None
+        topics = {point: config.plan.activations(point) for point in config.points.names}
+        settings = PublisherSettings(
+            ring=self._ring.path,
+            identity=Identity(
+                engine=config.own.engine.name,
+                incarnation=incarnation,
+                model=info.model,
+                model_fingerprint=info.model_fingerprint,
+            ),
+            kafka={"bootstrap_servers": config.kafka.bootstrap_servers, **config.kafka.options},
+            topics=topics,
+            partitions=dict.fromkeys(topics, config.plan.activation_partitions),
+            max_record_bytes=dict.fromkeys(topics, config.plan.activation_bytes),
+            interval_ms=config.own.publisher.interval_ms,
+            max_cycle_bytes=config.own.publisher.max_cycle_mib << 20,
+            log_format=config.own.logging.format,
+            log_level=config.own.logging.level,
+        )
+        publisher = PublisherProcess(post, worker)
+        publisher.start(settings)
+        return publisher
+
+    def _parts(self, worker: EngineWorker, outbox: Outbox, post: Post, incarnation: int) -> Parts:
+        config, plan, kafka = self.config, self.config.plan, self.config.kafka
+        section = config.own.guards
+        core = WorkerCore(
+            config.own.engine.name,
+            incarnation,
+            plan.prompt_partitions,
+            config.limits,
+            GuardBook(section.probes, absent_after_s=section.absent_after_s),
+        )
+        member = Member(
+            prompts=plan.prompts,
+            generations=plan.generations,
+            make_subscriber=lambda handler: GroupSubscriber(
+                kafka, config.group_id, [plan.prompts], handler, assignor=config.own.group.assignor
+            ),
+            lookup=self._lookup,
+            scan=self._scan,
+            post=post,
+            listener=worker,
+            heartbeat=self._hearts["member"],
+            handover_s=config.own.limits.handover_s,
+        )
+        verdicts = LogTail(self._hearts["verdicts"], self._verdict_reader, post, worker) if section.probes else None
+        return Parts(
+            core=core,
+            driver=EngineDriver(self._engine, worker),
+            outbox=outbox,
+            member=member,
+            tail=LogTail(self._hearts["tail"], lambda: AssignedReader(kafka, lookup=self._lookup), post, worker),
+            verdicts=verdicts,
+            observer=self.observer,
+            offer=Offer(
+                model=self._engine.info.model,
+                points=config.points.names,
+                prompt_partitions=plan.prompt_partitions,
+                activation_partitions=plan.activation_partitions,
+                max_children=config.own.limits.max_children,
+            ),
+        )
+
+    def _verdict_reader(self) -> AssignedReader:
+        # Only what is committed: a verdict of an aborted transaction was never said.
+        ends = self._lookup.end(
+            [Partition(self.config.plan.verdicts, number) for number in range(self.config.plan.verdict_partitions)],
+            isolation=Isolation.READ_COMMITTED,
+        )
+        starts: dict[tuple[str, int], int] = dict(ends.items())
+        return AssignedReader(self.config.kafka, starts, isolation=Isolation.READ_COMMITTED, lookup=self._lookup)
+
+    def _scan(self, where: Partition, end: int) -> Sequence[Record]:
+        """Return the prompts just below an offset."""
+        start = max(self._lookup.beginning([where])[where], end - self.config.own.limits.dedupe_prompts)
+        if start >= end:
+            return []
+        with AssignedReader(self.config.kafka, {where: start}, lookup=self._lookup) as reader:
+            return [record for record in reader.read_to_end(_SCAN_S) if record.offset < end]
+
+    async def _end(self, parts: Parts, publisher: PublisherProcess | None) -> None:
+        """Leave nothing behind: everything written is acknowledged, everything committed is committed."""
+        deadline = time.monotonic() + _DRAIN_S
+        # An aborted request's streams are closed by the engine's next step.
+        while time.monotonic() < deadline and (parts.outbox.pending or parts.driver.running):
+            await asyncio.sleep(0.02)
+        await asyncio.to_thread(parts.member.stop, _DRAIN_S)
+        await parts.driver.close()
+        await self._engine.close()
+        if publisher is not None:
+            await asyncio.to_thread(publisher.end)
+        parts.tail.stop()
+        if parts.verdicts is not None:
+            parts.verdicts.stop()
+        left = await asyncio.to_thread(parts.outbox.close, 5.0)
+        if left:
+            logger.warning("%d records are not acknowledged; the next owner finds out from the log", left)
+        if self._ring is not None:
+            self._ring.close()
+        logger.info("stopped")
+
+
+def _fail(worker: EngineWorker, context: dict[str, Any]) -> None:
+    error = context.get("exception") or RuntimeError(str(context.get("message")))
+    logger.error("%s", context.get("message"), exc_info=error)
+    worker.on_failure(error)
+
+
+def _with_room(kafka: KafkaSettings, message_bytes: int) -> KafkaSettings:
+    """Return the connection with a client limit that lets a dead letter of the largest prompt through."""
+    if "message.max.bytes" in kafka.options:
+        return kafka
+    return KafkaSettings(
+        bootstrap_servers=kafka.bootstrap_servers, options={**kafka.options, "message.max.bytes": message_bytes}
+    )
+
+
+def _version() -> str:
+    try:
+        return version("undercurrent")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def serve(path: Path, bootstrap_servers: str | None = None, log_format: LogFormat | None = None) -> None:
+    """Run the engine worker that a file describes, until SIGTERM.
+
+    Raises:
+        ProbingError: it cannot start.
+    """
+    config = worker_config(read_sections(path), path.parent, bootstrap_servers)
+    stop = StopRequest().install()
+    setup_logging(log_format or config.own.logging.format, config.own.logging.level, service="engine")
+    reachable(config.kafka)
+    registry = CollectorRegistry()
+    assembly = Assembly(config, stop, registry)
+    where = config.own.metrics
+    try:
+        health = HealthServer(
+            registry,
+            heartbeats=assembly.heartbeats,
+            not_ready=assembly.observer.not_ready,
+            host=where.host,
+            port=where.port,
+        )
+    except OSError as exc:
+        raise ConfigError(f"metrics: {where.host}:{where.port} cannot be served: {exc}") from exc
+    with health:
+        logger.info("metrics and health at http://%s:%d", where.host, health.port)
+        asyncio.run(_supervise(assembly))
+
+
+async def _supervise(assembly: Assembly) -> None:
+    """Run, and end the process whatever happens: threads that wait for a broker or an engine must not hold it."""
+    code = 0
+    try:
+        await assembly.run()
+    except BaseException as exc:
+        code = exit_code(exc) if isinstance(exc, ProbingError) else EXIT_FAILED
+        logger.critical("the worker ends: %s: %s", type(exc).__name__, exc, exc_info=not isinstance(exc, ProbingError))
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(assembly.close_engine(), _DRAIN_S)
+    kill_descendants()
+    logging.shutdown()
+    os._exit(code)
+
+
+def main() -> None:
+    """Run the command line of this process and exit with its code."""
+    from engine_worker.cli import app
+    from undercurrent.cli.running import run
+
+    sys.exit(run(app, "undercurrent-engine"))
+
+
+if __name__ == "__main__":
+    main()

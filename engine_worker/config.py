@@ -1,0 +1,231 @@
+"""The engine worker's configuration file.
+
+kafka:
+  bootstrap_servers: kafka:9092
+topics:
+  prompt_partitions: 8
+points: points.yaml
+engine:
+  name: engine-0                # one name per worker that runs at the same time
+  kind: vllm                    # or fake: scripted tokens, for tests of everything around the engine
+  model: /models/llama
+  args: {max_model_len: 4096}   # of vLLM's AsyncEngineArgs; for `fake` of the fake engine
+group: {name: engine, assignor: cooperative-sticky}
+guards: {probes: [secret], wait_s: 1.0}
+limits: {max_in_flight: 64, handover_s: 5, shutdown_s: 20}
+publisher: {interval_ms: 10, ring_mib: 64}
+metrics: {port: 9100}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictStr
+
+from undercurrent.cli.pipeline import connection, topic_plan, validated
+from undercurrent.errors import ConfigError
+from undercurrent.kafka.client import Assignor, KafkaSettings
+from undercurrent.protocol.worker_types import WorkerLimits
+from undercurrent.service.logging import LogFormat
+from undercurrent.spec import ProbeSpec, check_pipeline, load_yaml_file
+from undercurrent.topics import TopicPlan
+
+Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+Seconds = Annotated[float, Field(ge=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EngineSection(_Section):
+    """Which engine runs.
+
+    Args:
+        name: of this engine among all of the pipeline; the messages that it writes carry it.
+        kind: `vllm`, or `fake` for tests.
+        model: folder or name of the model.
+        served_name: how prompts call it; `model` by default.
+        args: further arguments of the engine.
+        max_tap_bytes: refuse to start when the tap buffers would need more.
+        check_plans: verify the capture plan in every step; for tests.
+    """
+
+    name: Name = "engine-0"
+    kind: Literal["vllm", "fake"] = "vllm"
+    model: str = ""
+    served_name: str | None = None
+    args: dict[str, Any] = Field(default_factory=dict)
+    max_tap_bytes: Annotated[int, Field(gt=0)] | None = None
+    check_plans: bool = False
+
+
+class GroupSection(_Section):
+    """The consumer group of the prompts.
+
+    Args:
+        name: of the group; all workers of a pipeline share it.
+        assignor: how it hands out partitions.
+    """
+
+    name: Name = "engine"
+    assignor: Assignor = Assignor.COOPERATIVE_STICKY
+
+
+class GuardsSection(_Section):
+    """Which probes guard the pipeline.
+
+    Args:
+        probes: names of their bindings; each final says how far they are.
+        wait_s: how long a final waits for their verdicts.
+        absent_after_s: a probe that no host has announced for so long is absent.
+    """
+
+    probes: tuple[StrictStr, ...] = ()
+    wait_s: Seconds = 1.0
+    absent_after_s: Annotated[float, Field(gt=0)] = 3.0
+
+
+class LimitsSection(_Section):
+    """Bounds and patience; see `WorkerLimits` for those not named here.
+
+    Args:
+        max_in_flight: requests in the engine at once.
+        max_waiting: prompts of a partition that wait in memory before its intake pauses.
+        max_children: most continuations of one prompt.
+        delta_interval_ms: tokens of a request are gathered for so long.
+        handover_s: how long in-flight requests may go on when their partition is asked back.
+        shutdown_s: how long they may go on after SIGTERM.
+        stream_end_timeout_s: a stream without an end for so long is declared lost.
+        dedupe_prompts: so many finished prompts of a partition are looked through for repeated ids when it is taken.
+        stall_s: a worker with requests in flight and no step for so long is not ready.
+    """
+
+    max_in_flight: Annotated[int, Field(gt=0)] = 64
+    max_waiting: Annotated[int, Field(gt=0)] = 256
+    max_children: Annotated[int, Field(gt=0)] = 16
+    delta_interval_ms: Annotated[float, Field(ge=0)] = 50.0
+    handover_s: Seconds = 5.0
+    shutdown_s: Seconds = 20.0
+    stream_end_timeout_s: Seconds = 10.0
+    dedupe_prompts: Annotated[int, Field(ge=0)] = 10_000
+    stall_s: Annotated[float, Field(gt=0)] = 60.0
+
+
+class PublisherSection(_Section):
+    """The publisher process.
+
+    Args:
+        interval_ms: least time from one drain of the ring to the next: what an abort waits for at most.
+        ring_mib: size of the ring, MiB.
+        max_cycle_mib: most bytes of records in one cycle, MiB.
+    """
+
+    interval_ms: Annotated[float, Field(ge=0)] = 10.0
+    ring_mib: Annotated[int, Field(gt=0)] = 64
+    max_cycle_mib: Annotated[int, Field(gt=0)] = 32
+
+
+class MetricsSection(_Section):
+    """Where /metrics, /healthz and /readyz are served.
+
+    Args:
+        host: the interface.
+        port: 0 for any free one; the log names it.
+    """
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+
+
+class LoggingSection(_Section):
+    """How the log looks.
+
+    Args:
+        format: `text` or `json`.
+        level: least level that is shown.
+    """
+
+    format: LogFormat = LogFormat.TEXT
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+
+
+class WorkerSections(_Section):
+    """The sections of the engine worker itself."""
+
+    engine: EngineSection = Field(default_factory=EngineSection)
+    group: GroupSection = Field(default_factory=GroupSection)
+    guards: GuardsSection = Field(default_factory=GuardsSection)
+    limits: LimitsSection = Field(default_factory=LimitsSection)
+    publisher: PublisherSection = Field(default_factory=PublisherSection)
+    metrics: MetricsSection = Field(default_factory=MetricsSection)
+    logging: LoggingSection = Field(default_factory=LoggingSection)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """An engine worker's configuration, read and checked.
+
+    Args:
+        kafka: the connection.
+        plan: the topics.
+        points: the extraction points.
+        own: the rest.
+    """
+
+    kafka: KafkaSettings
+    plan: TopicPlan
+    points: ProbeSpec
+    own: WorkerSections
+
+    @property
+    def limits(self) -> WorkerLimits:
+        """Bounds and patience, as the protocol takes them."""
+        given = self.own.limits
+        return WorkerLimits(
+            max_in_flight=given.max_in_flight,
+            max_waiting=given.max_waiting,
+            handover_s=given.handover_s,
+            shutdown_s=given.shutdown_s,
+            stream_end_timeout_s=given.stream_end_timeout_s,
+            unopened_timeout_s=min(1.0, given.stream_end_timeout_s),
+            guard_wait_s=self.own.guards.wait_s,
+        )
+
+    @property
+    def group_id(self) -> str:
+        """Name of the consumer group, under the pipeline's prefix."""
+        return f"{self.plan.prefix}.{self.own.group.name}"
+
+
+_SHARED = ("kafka", "topics", "points")
+
+
+def worker_config(sections: Mapping[str, Any], folder: Path, bootstrap_servers: str | None = None) -> WorkerConfig:
+    """Return the configuration that a file's sections make.
+
+    Args:
+        sections: of the file.
+        folder: where relative paths begin.
+        bootstrap_servers: takes the place of the file's.
+
+    Raises:
+        ConfigError: a key is unknown or wrong.
+        SpecError: the points cannot be read, or a pipeline cannot honour them.
+    """
+    own = validated(WorkerSections, {k: v for k, v in sections.items() if k not in _SHARED}, "")
+    if own.engine.kind == "vllm" and not own.engine.model:
+        raise ConfigError("engine.model: is missing; it names the folder of the model, or the model")
+    if own.engine.kind == "vllm" and (folder / own.engine.model).is_dir():
+        engine = own.engine.model_copy(update={"model": str((folder / own.engine.model).resolve())})
+        own = own.model_copy(update={"engine": engine})
+    path = sections.get("points")
+    points = ProbeSpec(version=1, extraction_points=()) if path is None else load_yaml_file(folder / str(path))
+    check_pipeline(points)
+    return WorkerConfig(
+        kafka=connection(sections, bootstrap_servers), plan=topic_plan(sections, folder), points=points, own=own
+    )

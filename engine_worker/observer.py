@@ -1,0 +1,229 @@
+"""What a worker counts and says of itself: metrics, readiness, and whether its engine still moves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from undercurrent.capture.ring import Ring
+from undercurrent.errors import EngineDeadError, TopicError, UnreachableError
+from undercurrent.kafka.offsets import OffsetLookup
+from undercurrent.kafka.records import Partition, Record
+from undercurrent.protocol.messages import (
+    Accepted,
+    ControlAck,
+    GenerationEvent,
+    GenerationKind,
+    Released,
+)
+from undercurrent.protocol.worker import WorkerCore
+from undercurrent.protocol.worker_types import RunKey
+from undercurrent.service.health import Heartbeat
+from undercurrent.service.metrics import PAUSE_REASONS, EngineMetrics, PublisherMetrics
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+_COUNT_PARTITIONS_S = 60.0
+
+
+class Observer:
+    """See the module. Everything but `not_ready` and `beginnings` runs on the loop's thread.
+
+    Args:
+        prompts: the prompts topic.
+        engine: counters of the worker.
+        publisher: counters of its publisher.
+        lookup: says where logs end.
+        check_partitions: raises TopicError when a topic has not the partitions that the plan says.
+        steps: scheduler steps so far.
+        heartbeat: of the loop.
+        ring: of the captured rows, where there are points.
+        stall_s: an engine that takes no step for so long though it has requests is dead.
+    """
+
+    def __init__(
+        self,
+        *,
+        prompts: str,
+        engine: EngineMetrics,
+        publisher: PublisherMetrics,
+        lookup: OffsetLookup,
+        check_partitions: Callable[[], None],
+        steps: Callable[[], int],
+        heartbeat: Heartbeat,
+        ring: Ring | None,
+        stall_s: float,
+    ) -> None:
+        self._prompts = prompts
+        self._engine = engine
+        self._publisher = publisher
+        self._lookup = lookup
+        self._check_partitions = check_partitions
+        self._steps = steps
+        self._heartbeat = heartbeat
+        self._ring = ring
+        self._stall_s = stall_s
+        self._state: str | None = "starting"
+        self._counts_differ: str | None = None
+        self._proving = False
+        self._began: dict[RunKey, float] = {}
+        self._moved_s = self._ticked_s = self._looked_s = time.monotonic()
+        self._moved_at = -1
+        self._positions: Mapping[int, tuple[int, object]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def intake_held(self) -> bool:
+        """No prompt may be fetched at all: the topics are not what they should be."""
+        return self._counts_differ is not None
+
+    def not_ready(self) -> Iterable[str]:
+        """Return why the worker should get no work; callable from any thread."""
+        reasons = [self._state, self._counts_differ]
+        if self._proving:
+            reasons.append("the loop stood still; proving that it is still a member of its group")
+        if self._state is None and time.monotonic() - self._ticked_s > 10.0:
+            reasons.append("the loop stands still")
+        return [reason for reason in reasons if reason is not None]
+
+    def beginnings(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
+        """Return the first offset of each partition; blocks."""
+        return self._lookup.beginning(partitions)
+
+    def ready(self) -> None:
+        """The worker has joined its group."""
+        self._state = None
+        self._task = asyncio.create_task(self._look_at_topics())
+
+    def stopping(self) -> None:
+        """A stop was asked for."""
+        self._state = "stopping"
+        if self._task is not None:
+            self._task.cancel()
+
+    def tick(self, core: WorkerCore, running: int) -> EngineDeadError | None:
+        """Look at the worker, several times a second; return an error when its engine does not move any more."""
+        self._heartbeat.beat()
+        now_s = time.monotonic()
+        if now_s - self._ticked_s > self._stall_s / 2:
+            self._moved_s = now_s  # we stood still ourselves: that says nothing about the engine
+        self._ticked_s = now_s
+        steps = self._steps()
+        if steps != self._moved_at or not running:
+            self._moved_at, self._moved_s = steps, now_s
+        self._proving = core.proving
+        if now_s - self._looked_s >= _LOOK_S / 4:
+            self._looked_s = now_s
+            self._set_gauges(core)
+        if now_s - self._moved_s > self._stall_s:
+            return EngineDeadError(f"the engine has {running} requests and took no step for {self._stall_s:g} s")
+        return None
+
+    def _set_gauges(self, core: WorkerCore) -> None:
+        self._engine.running.set(core.running)
+        self._engine.waiting.set(core.waiting)
+        reasons = set(core.paused().values())
+        for reason in PAUSE_REASONS:
+            self._engine.pause(reason, on=reason in reasons)
+        self._engine.pause("partition_counts", on=self.intake_held)
+        if self._ring is not None:
+            stats = self._ring.stats()
+            self._publisher.ring_used.set(stats.used_bytes)
+            self._publisher.ring_limit.set(stats.limit_bytes)
+        self._positions = core.positions()
+
+    async def _look_at_topics(self) -> None:
+        counted_s = time.monotonic()
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                if time.monotonic() - counted_s > _COUNT_PARTITIONS_S:
+                    counted_s = time.monotonic()
+                    await asyncio.to_thread(self._check_partitions)
+                    self._counts_differ = None
+                await self._see_lag()
+            except TopicError as exc:
+                logger.error("intake stops: %s", exc)
+                self._counts_differ = str(exc)
+            except UnreachableError as exc:
+                logger.info("lag is unknown: %s", exc)
+
+    async def _see_lag(self) -> None:
+        positions = self._positions
+        ends = await asyncio.to_thread(self._lookup.end, [Partition(self._prompts, n) for n in positions])
+        for number, (low, oldest) in positions.items():
+            lag = max(0, ends[Partition(self._prompts, number)] - low)
+            self._engine.prompt_lag.labels(str(number)).set(lag)
+            at_ms = oldest.timestamp_ms if isinstance(oldest, Record) else None
+            age_s = max(0.0, time.time() - at_ms / 1000) if at_ms is not None and lag else 0.0
+            self._engine.prompt_lag_seconds.labels(str(number)).set(age_s)
+
+    # Counting.
+
+    def generation(self, message: Accepted | Released | GenerationEvent) -> None:
+        """A record of the generations topic is written."""
+        key = RunKey(message.request_id, message.attempt)
+        if isinstance(message, Accepted):
+            self._began[key] = time.monotonic()
+        elif isinstance(message, Released):
+            self._began.pop(key, None)
+        elif message.kind is GenerationKind.FINAL and message.outcome is not None:
+            began_s = self._began.pop(key, None)
+            seconds = 0.0 if began_s is None else time.monotonic() - began_s
+            self._engine.finished(message.outcome.value, seconds)
+        elif message.kind in (GenerationKind.DUPLICATE, GenerationKind.REFUSED):
+            self._engine.duplicates.labels(message.kind.value).inc()
+
+    def tokens(self, count: int) -> None:
+        """Tokens were generated."""
+        self._engine.tokens.inc(count)
+
+    def acknowledged(self, ack: ControlAck) -> None:
+        """A command is answered."""
+        self._engine.ack(ack.outcome.value)
+        stages = {
+            "published": ack.published_at_us,
+            "decided": ack.decided_at_us,
+            "received": ack.received_at_us,
+            "applied": ack.applied_at_us,
+        }
+        for stage, at_us in stages.items():
+            if ack.captured_at_us is not None and at_us is not None:
+                self._engine.abort_stage(stage, max(0, at_us - ack.captured_at_us) / 1e6)
+
+    def dead_letter(self, cause: str) -> None:
+        """A prompt goes to the dead-letter topic."""
+        self._engine.dead_letter(cause)
+
+    def acquired(self) -> None:
+        """A partition was taken."""
+        self._engine.epochs.inc()
+
+    def lost(self, count: int) -> None:
+        """Partitions were lost."""
+        self._engine.lost.inc(count)
+
+    def commit_failed(self) -> None:
+        """A commit was refused."""
+        self._engine.commit_failures.inc()
+
+    def report(self, report: dict[str, Any]) -> None:
+        """The publisher reports what it has written since its last report."""
+        for point, counts in report["counts"].items():
+            self._publisher.records.labels(point).inc(counts["records"])
+            self._publisher.record_bytes.labels(point).inc(counts["record_bytes"])
+            self._publisher.open_streams.labels(point).set(counts["open_streams"])
+            for reason, activations in counts["dropped"].items():
+                self._publisher.dropped(point, reason, activations)
+        for seconds in report["ack_s"]:
+            self._publisher.ack_seconds.observe(seconds)
+        for seconds in report["publish_s"]:
+            self._publisher.publish_seconds.observe(seconds)
+        for kind, count in report["faults"].items():
+            logger.warning("%d capture faults: %s", count, kind)
+        if report["waiting_s"] > 5.0:
+            logger.warning("the publisher has waited %.0f s for the broker", report["waiting_s"])

@@ -1,0 +1,418 @@
+"""The asyncio loop that owns the protocol: every event comes here, every decision is carried out here.
+
+Threads (the group member, the tails, the deliveries, the publisher's reports) only post events to this loop, so nothing
+of the protocol needs a lock. What cannot be mended ends the process: the next incarnation begins from the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine_worker.config import WorkerConfig
+from engine_worker.deltas import DeltaBuffer, Origin
+from engine_worker.driver import EngineDriver
+from engine_worker.intake import Offer, content_hash_of, read_prompt
+from engine_worker.member import Member
+from engine_worker.observer import Observer
+from engine_worker.outbox import Item, Outbox
+from engine_worker.records import letter_of, lost_ends
+from engine_worker.tail import LogTail
+from undercurrent.adapters.base import EngineDelta
+from undercurrent.codec import Codec
+from undercurrent.errors import DecodeError
+from undercurrent.kafka.records import Partition, Record
+from undercurrent.protocol.epochs import Position
+from undercurrent.protocol.messages import (
+    Accepted,
+    ControlAck,
+    ControlCommand,
+    GenerationEvent,
+    GenerationKind,
+    ProbeHeartbeat,
+    ProbeVerdict,
+    Released,
+)
+from undercurrent.protocol.worker import WorkerCore
+from undercurrent.protocol.worker_partition import Finished
+from undercurrent.protocol.worker_types import (
+    AbortEngine,
+    Acknowledge,
+    Action,
+    Commit,
+    DeadLetter,
+    Defect,
+    EndStreams,
+    HandedOver,
+    Now,
+    Publish,
+    Reacquire,
+    ReadControl,
+    RunKey,
+    Start,
+    Stopped,
+    StreamKey,
+    Tail,
+    Untail,
+)
+
+logger = logging.getLogger(__name__)
+
+_TICK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a worker works with.
+
+    Args:
+        core: the protocol.
+        driver: runs requests.
+        outbox: writes.
+        member: polls and commits.
+        tail: reads generations, control and acknowledgements.
+        verdicts: reads verdicts, where there are guards.
+        observer: counts.
+        offer: what prompts are checked against.
+    """
+
+    core: WorkerCore
+    driver: EngineDriver
+    outbox: Outbox
+    member: Member
+    tail: LogTail
+    verdicts: LogTail | None
+    observer: Observer
+    offer: Offer
+
+
+class EngineWorker:
+    """Carries out the protocol.
+
+    Args:
+        config: of the worker.
+        stopping: whether a stop was asked for.
+    """
+
+    def __init__(self, config: WorkerConfig, stopping: Callable[[], bool]) -> None:
+        self._config = config
+        self._plan = config.plan
+        self._stopping = stopping
+        self._codec = Codec()
+        self._deltas = DeltaBuffer()
+        self._paused: dict[int, bool] = {}
+        self._reached: dict[Partition, asyncio.Future[None]] = {}
+        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._stop_sent = False
+        self._parts: Parts | None = None
+
+    @property
+    def parts(self) -> Parts:
+        """What it works with."""
+        if self._parts is None:
+            raise RuntimeError("the worker is not attached")
+        return self._parts
+
+    def attach(self, parts: Parts) -> None:
+        """Take what it works with; all of it reports to this worker."""
+        self._parts = parts
+
+    async def run(self) -> None:
+        """Work until a stop was asked for and is complete.
+
+        Raises:
+            ProbingError: it cannot go on.
+        """
+        await self._read_control()
+        parts = self.parts
+        if parts.verdicts is not None:
+            parts.verdicts.start()
+        parts.member.start()
+        parts.observer.ready()
+        timers = [
+            asyncio.create_task(self._every(_TICK_S, self._tick)),
+            asyncio.create_task(self._every(self._config.own.limits.delta_interval_ms / 1000, self._flush_deltas)),
+        ]
+        try:
+            await self._done
+        finally:
+            for timer in timers:
+                timer.cancel()
+
+    async def _read_control(self) -> None:
+        """Read commands and answers to their end: what they bind must be known before the first prompt."""
+        topics = (Partition(self._plan.control, 0), Partition(self._plan.acks, 0))
+        self._reached = {where: asyncio.get_running_loop().create_future() for where in topics}
+        self.parts.tail.start()
+        starts = await asyncio.to_thread(self.parts.observer.beginnings, topics)
+        for where in topics:
+            self.parts.tail.add(where, starts[where], to_end=True)
+        for reached in self._reached.values():
+            await asyncio.wait([reached, self._done], return_when=asyncio.FIRST_COMPLETED)
+            if self._done.done():
+                await self._done
+        self._reached = {}
+
+    async def _every(self, interval_s: float, work: Callable[[], None]) -> None:
+        while True:
+            await asyncio.sleep(max(interval_s, 0.001))
+            try:
+                work()
+            except Exception as exc:  # the loop's edge: a bug in a decision ends the worker, not a task
+                self.on_failure(exc)
+                return
+
+    # Time.
+
+    def _tick(self) -> None:
+        if self._stopping() and not self._stop_sent:
+            self._stop_sent = True
+            self.parts.observer.stopping()
+            logger.info("stopping: no more prompts; %d requests in flight", self.parts.core.unsettled)
+            self._do(self.parts.core.stop(_now()))
+        self._do(self.parts.core.tick(_now()))
+        self._tell_paused()
+        for key in [key for key in self._deltas.runs if not self.parts.core.holds(key)]:
+            self._deltas.close(key)
+        stalled = self.parts.observer.tick(self.parts.core, self.parts.driver.running)
+        if stalled is not None:
+            self.on_failure(stalled)
+
+    def _flush_deltas(self, key: RunKey | None = None) -> None:
+        for partition, event in self._deltas.take(_now().wall_us, key):
+            self._generation(partition, event)
+
+    # From the member.
+
+    def on_acquired(self, partition: int, position: Position, past: Sequence[Record]) -> None:
+        """A partition's epoch is committed."""
+        known = {
+            record.key.decode(errors="replace"): Finished(record.offset, content_hash_of(record))
+            for record in reversed(past)
+            if record.key
+        }
+        self._paused[partition] = True
+        self.parts.observer.acquired()
+        self._do(self.parts.core.acquired(partition, position, _now(), known))
+
+    def on_prompts(self, epochs: Mapping[int, int], records: Sequence[Record]) -> None:
+        """Prompts were fetched."""
+        for record in records:
+            epoch = epochs.get(record.partition, -1)
+            prompt = read_prompt(self._codec, record, self.parts.offer)
+            if isinstance(prompt, Defect):
+                actions = self.parts.core.unreadable(record.partition, epoch, record.offset, record, prompt, _now())
+            else:
+                actions = self.parts.core.prompt(record.partition, epoch, prompt, _now())
+            self._do(actions)
+
+    def on_revoked(self, partitions: Sequence[int]) -> None:
+        """Partitions are asked back."""
+        logger.info("partitions %s are asked back", list(partitions))
+        self._do(self.parts.core.revoked(partitions, _now()))
+
+    def on_lost(self, partitions: Sequence[int]) -> None:
+        """Partitions are gone."""
+        self.parts.observer.lost(len(partitions))
+        self._do(self.parts.core.lost(partitions, _now()))
+
+    def on_committed(self, partition: int, serial: int, ok: bool) -> None:
+        """A commit was answered."""
+        if not ok:
+            self.parts.observer.commit_failed()
+        self._do(self.parts.core.committed(partition, serial, ok, _now()))
+
+    # From the tails.
+
+    def on_records(self, records: Sequence[tuple[Record, int]]) -> None:
+        """Records were read."""
+        for record, ticket in records:
+            try:
+                message = self._codec.decode(record.value)
+            except DecodeError as exc:
+                logger.error("%s, offset %d: %s", record.source, record.offset, exc)
+                continue
+            match message:
+                case Accepted() | Released() | GenerationEvent() if record.topic == self._plan.generations:
+                    core = self.parts.core
+                    self._do(core.generation(record.partition, ticket, record.offset, message, _now()))
+                case ControlCommand():
+                    self._do(self.parts.core.command(message, _now()))
+                case ControlAck():
+                    self.parts.core.control_ack(message)
+                case ProbeVerdict():
+                    self._do(self.parts.core.verdict(message, _now()))
+                case ProbeHeartbeat():
+                    self.parts.core.heartbeat(message, _now())
+
+    def on_reached(self, partition: Partition, ticket: int) -> None:
+        """A partition was read to its end."""
+        waiting = self._reached.get(partition)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+        elif partition.topic == self._plan.generations:
+            self._do(self.parts.core.caught_up(partition.number, ticket, _now()))
+            self._tell_paused()
+        elif partition.topic == self._plan.control:
+            self._do(self.parts.core.control_at_end(_now()))
+
+    # From the engine and the publisher.
+
+    def on_delta(self, key: RunKey, delta: EngineDelta) -> None:
+        """The engine generated tokens, or ended a child."""
+        core = self.parts.core
+        if not core.holds(key):
+            return
+        self._deltas.add(key, delta.index, delta.token_ids, delta.text)
+        self.parts.observer.tokens(len(delta.token_ids))
+        if delta.finish_reason is not None:
+            self._flush_deltas(key)
+        self._do(
+            core.delta(
+                key,
+                delta.index,
+                len(delta.token_ids),
+                delta.finish_reason,
+                _now(),
+                prompt_tokens=delta.prompt_tokens,
+                cached_tokens=delta.cached_tokens,
+            )
+        )
+
+    def on_rejected(self, key: RunKey, defect: Defect) -> None:
+        """The engine refuses a request."""
+        self._do(self.parts.core.rejected(key, defect, _now()))
+
+    def on_report(self, report: dict[str, Any]) -> None:
+        """The publisher reports."""
+        self.parts.observer.report(report)
+        for request_id, attempt, index, point in report["ended"]:
+            self._do(self.parts.core.streams_ended(RunKey(request_id, attempt), (StreamKey(index, point),), _now()))
+
+    def on_publisher_gone(self, error: BaseException) -> None:
+        """The publisher has ended by itself."""
+        self.on_failure(error)
+
+    def on_failure(self, error: BaseException) -> None:
+        """Something cannot be mended."""
+        if not self._done.done():
+            self._done.set_exception(error)
+
+    # What the protocol decides.
+
+    def _do(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            self._carry_out(action)
+        if actions:
+            self._tell_paused()
+
+    def _carry_out(self, action: Action) -> None:  # noqa: C901 - one case per action
+        parts = self.parts
+        match action:
+            case Publish(partition=partition, message=message):
+                self._generation(partition, message)
+            case Start():
+                self._start(action)
+            case AbortEngine(key=key):
+                parts.driver.abort(key)
+            case EndStreams():
+                self._end_streams(action)
+            case DeadLetter():
+                self._dead_letter(action)
+            case Acknowledge(ack=ack):
+                self._acknowledge(ack)
+            case Commit(partition=partition, offset=offset, metadata=metadata, serial=serial):
+                parts.member.commit(partition, offset, metadata, serial)
+            case Tail(partition=partition, epoch=epoch, offset=offset):
+                parts.tail.add(Partition(self._plan.generations, partition), offset, epoch, to_end=True)
+            case Untail(partition=partition):
+                self._paused.pop(partition, None)
+                parts.tail.remove(Partition(self._plan.generations, partition))
+            case Reacquire(partition=partition, at_least=at_least):
+                logger.warning("partition %d: another owner has written; taking it anew", partition)
+                parts.member.reacquire(partition, at_least)
+            case HandedOver(partition=partition):
+                parts.member.hand_over(partition)
+            case ReadControl():
+                logger.warning("the loop stood still; reading control again before anything is accepted or finished")
+                parts.tail.report_end([Partition(self._plan.control, 0)])
+            case Stopped():
+                if not self._done.done():
+                    self._done.set_result(None)
+
+    def _generation(self, partition: int, message: Accepted | Released | GenerationEvent) -> None:
+        if isinstance(message, Released) or (
+            isinstance(message, GenerationEvent) and message.kind is GenerationKind.FINAL
+        ):
+            key = RunKey(message.request_id, message.attempt)
+            self._flush_deltas(key)
+            if isinstance(message, Released):
+                self._deltas.close(key)
+        self.parts.observer.generation(message)
+        item = Item(message.request_id.encode(), self._codec.encode(message))
+        self.parts.outbox.send(self._plan.generations, partition, item)
+
+    def _start(self, action: Start) -> None:
+        core = self.parts.core
+        origin = Origin(
+            engine=core.engine,
+            incarnation=core.incarnation,
+            partition=action.partition,
+            offset=action.prompt.offset,
+        )
+        self._deltas.open(action.key, origin)
+        self.parts.driver.start(action.key, action.prompt)
+
+    def _end_streams(self, action: EndStreams) -> None:
+        left = list(lost_ends(self._plan, action, _now().wall_us))
+
+        def ended(_: int) -> None:
+            left.pop()
+            if not left:
+                self._do(self.parts.core.streams_lost(action.key, action.streams, _now()))
+
+        if not left:
+            left.append(("", 0, None))  # type: ignore[arg-type]
+            ended(0)
+            return
+        logger.warning("%d streams end as lost: %s", len(left), action.detail)
+        for topic, partition, message in list(left):
+            item = Item(message.request_id.encode(), self._codec.encode(message), done=ended)
+            self.parts.outbox.send(topic, partition, item)
+
+    def _dead_letter(self, action: DeadLetter) -> None:
+        letter = letter_of(self._plan, action)
+        self.parts.observer.dead_letter(action.kind)
+        logger.warning("prompt %d of partition %d is dead: %s", action.offset, action.partition, action.kind)
+
+        def written(_: int) -> None:
+            self._do(self.parts.core.dead_lettered(action.partition, action.offset, _now()))
+
+        item = Item(letter.key, letter.value, letter.headers, written)
+        self.parts.outbox.send(letter.topic, letter.partition, item)
+
+    def _acknowledge(self, ack: ControlAck) -> None:
+        self.parts.observer.acknowledged(ack)
+
+        def delivered(_: int) -> None:
+            self._do(self.parts.core.ack_delivered(ack.command_id, _now()))
+
+        self.parts.outbox.send(
+            self._plan.acks, 0, Item(ack.request_id.encode(), self._codec.encode(ack), done=delivered)
+        )
+
+    def _tell_paused(self) -> None:
+        hold = self.parts.observer.intake_held
+        for partition, reason in self.parts.core.paused().items():
+            paused = hold or reason is not None
+            if self._paused.get(partition) is not paused:
+                self._paused[partition] = paused
+                self.parts.member.pause(partition, paused)
+
+
+def _now() -> Now:
+    return Now(time.monotonic(), time.time_ns() // 1000)

@@ -1,0 +1,389 @@
+"""A pipeline's topics with engine workers on them: send prompts and commands, kill workers, read what the logs say.
+
+    with EngineBench(broker.settings(), tmp_path) as bench:
+        worker = bench.start_worker(bench.configure())           # the scripted engine; any other by engine={...}
+        worker.wait_ready()
+        ids = bench.send([f"prompt {i}" for i in range(8)], max_tokens=32)
+        finals = bench.wait_finals(ids)
+
+Every answer comes from the topics alone, read anew each time, so a worker's death loses nothing that a test knows.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import yaml
+
+from undercurrent.codec import Codec
+from undercurrent.kafka.admin import TopicAdmin
+from undercurrent.kafka.client import Assignor
+from undercurrent.kafka.publisher import Publisher
+from undercurrent.kafka.reader import AssignedReader
+from undercurrent.kafka.records import Record
+from undercurrent.kafka.settings import KafkaSettings
+from undercurrent.protocol.generations import GenerationsReader, Ruling
+from undercurrent.protocol.messages import (
+    Accepted,
+    CommandKind,
+    CommandSource,
+    ControlAck,
+    ControlCommand,
+    GenerationEvent,
+    Message,
+    PromptRequest,
+    Released,
+    Sampling,
+)
+from undercurrent.service.processes import tied_command
+from undercurrent.testing.brokers import free_port
+from undercurrent.testing.waiting import wait_until
+from undercurrent.topics import TopicPlan, partition_of
+
+T = TypeVar("T")
+
+_READ_S = 30.0
+
+
+class WorkerProcess:
+    """An engine worker in a process of its own; it dies with the thread that started it.
+
+    Args:
+        config: its configuration file.
+        log: file that gets what it prints.
+        port: of its health server.
+        environment: added to the process's own.
+    """
+
+    def __init__(self, config: Path, log: Path, port: int, environment: Mapping[str, str] | None = None) -> None:
+        self.log = log
+        self.port = port
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(
+                tied_command([sys.executable, "-m", "engine_worker", "run", "--config", str(config)]),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {"PYTHONUNBUFFERED": "1", **(environment or {})},
+            )
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    @property
+    def ready(self) -> bool:
+        """Whether it says so."""
+        return self.get("/readyz")[0] == 200
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Return status and text of a page of its health server; 0 where nobody answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5.0) as answer:
+                return int(answer.status), answer.read().decode()
+        except urllib.error.HTTPError as exc:
+            with exc:
+                return exc.code, exc.read().decode()
+        except OSError:
+            return 0, ""
+
+    def wait_ready(self, timeout_s: float = 60.0) -> None:
+        """Wait until it takes prompts."""
+
+        def ready() -> bool:
+            if not self.running:
+                raise AssertionError(f"the worker has ended:\n{self.tail()}")
+            return self.ready
+
+        wait_until(ready, timeout_s, f"the worker to be ready; its log: {self.log}")
+
+    def tail(self, lines: int = 40) -> str:
+        """Return the end of its log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+        self._process.wait(10.0)
+
+    def freeze(self) -> None:
+        """Stop it in its tracks: its connections stand, its group sees nothing of it."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Undo `freeze`."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def terminate(self, timeout_s: float = 60.0) -> int:
+        """Ask it to end, as a deployment would, and return its exit code."""
+        self._process.terminate()
+        return self._process.wait(timeout_s)
+
+    def wait(self, timeout_s: float = 60.0) -> int:
+        """Wait for its end and return its exit code."""
+        return self._process.wait(timeout_s)
+
+    def close(self) -> None:
+        """End it, however it is."""
+        if self.running:
+            self.kill()
+
+
+class EngineBench:
+    """Topics of a pipeline with one point, and the workers that run its prompts.
+
+    Args:
+        settings: the connection.
+        folder: for configuration and logs.
+        assignor: of the workers' group.
+        partitions: of prompts and of activations.
+        layers: that the point names.
+        points: False for a pipeline that captures nothing.
+    """
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        folder: Path,
+        *,
+        assignor: Assignor = Assignor.COOPERATIVE_STICKY,
+        partitions: int = 2,
+        layers: Sequence[int] = (0, 2),
+        points: bool = True,
+    ) -> None:
+        self.settings = settings
+        self.folder = folder
+        self.plan = TopicPlan(
+            prefix=f"t{uuid.uuid4().hex[:10]}",
+            points=("residual",) if points else (),
+            prompt_partitions=partitions,
+            activation_partitions=partitions,
+            verdict_partitions=1,
+        )
+        self.codec = Codec()
+        self._assignor = assignor
+        self._publisher = Publisher(settings)
+        self._workers: list[WorkerProcess] = []
+        TopicAdmin(settings).apply(self.plan)
+        spec: dict[str, Any] = {
+            "name": "residual",
+            "layers": list(layers),
+            "tensor_type": "residual_stream",
+            "position": "*",
+        }
+        spec |= {"execution_mode": "async", "queue_depth": 1024}
+        self._write_yaml("points.yaml", {"version": 1, "extraction_points": [spec] if points else []})
+        self._points = points
+
+    def __enter__(self) -> EngineBench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers:
+            worker.close()
+        self._publisher.close()
+
+    # --- what is under test
+
+    def configure(self, name: str = "engine-0", *, engine: Mapping[str, Any] | None = None, **sections: Any) -> Path:  # noqa: ANN401
+        """Write a worker's configuration.
+
+        Args:
+            name: of its engine.
+            engine: the engine's section; the scripted engine when not given.
+            **sections: further sections.
+        """
+        fake = {"kind": "fake", "args": {"step_s": 0.005}}
+        shared = {
+            "kafka": {"bootstrap_servers": self.settings.bootstrap_servers, **self.settings.options},
+            "topics": {
+                "prefix": self.plan.prefix,
+                "prompt_partitions": self.plan.prompt_partitions,
+                "activation_partitions": self.plan.activation_partitions,
+                "verdict_partitions": self.plan.verdict_partitions,
+            },
+            **({"points": "points.yaml"} if self._points else {}),
+            "engine": {"name": name, **(fake if engine is None else engine)},
+            "group": {"name": "engine", "assignor": str(self._assignor)},
+        }
+        return self._write_yaml(f"{name}.yaml", {**shared, **sections})
+
+    def start_worker(self, config: Path, environment: Mapping[str, str] | None = None) -> WorkerProcess:
+        """Start a worker; its health server gets a free port."""
+        port = free_port()
+        ported = {**(environment or {}), "UNDERCURRENT_METRICS__PORT": str(port)}
+        worker = WorkerProcess(config, self.folder / f"worker-{len(self._workers)}.log", port, ported)
+        self._workers.append(worker)
+        return worker
+
+    # --- what it is given
+
+    def send(self, prompts: Sequence[str], *, prefix: str = "r", **sampling: Any) -> list[str]:  # noqa: ANN401
+        """Send prompts; return their request ids, in order."""
+        ids = [f"{prefix}-{uuid.uuid4().hex[:8]}" for _ in prompts]
+        for request_id, prompt in zip(ids, prompts, strict=True):
+            self.send_request(
+                PromptRequest(
+                    request_id=request_id, prompt=prompt, sampling=Sampling(**sampling), created_at_us=_now_us()
+                )
+            )
+        return ids
+
+    def send_request(self, request: PromptRequest) -> int:
+        """Send a prompt; return its offset."""
+        return self.send_bytes(request.request_id.encode(), self.codec.encode(request))
+
+    def send_bytes(self, key: bytes | None, value: bytes | None, *, partition: int | None = None) -> int:
+        """Send a record to the prompts topic; return its offset."""
+        number = partition
+        if number is None:
+            number = partition_of((key or b"").decode(), self.plan.prompt_partitions)
+        return self.write(self.plan.prompts, number, key, value)
+
+    def abort(self, request_id: str, *, attempt: int | None = None) -> str:
+        """Command an abort, as an operator or, with an attempt, as a probe; return the command's id."""
+        command_id = uuid.uuid4().hex
+        command = ControlCommand(
+            command_id=command_id,
+            kind=CommandKind.ABORT,
+            request_id=request_id,
+            attempt=attempt,
+            source=CommandSource.OPERATOR if attempt is None else CommandSource.PROBE,
+            reason="test",
+            captured_at_us=_now_us() - 3000,
+            published_at_us=_now_us() - 2000,
+            decided_at_us=_now_us() - 1000,
+            issued_at_us=_now_us(),
+        )
+        self.write(self.plan.control, 0, request_id.encode(), self.codec.encode(command))
+        return command_id
+
+    def write(self, topic: str, partition: int, key: bytes | None, value: bytes | None) -> int:
+        """Write a record; return its offset once it is acknowledged."""
+        offsets: list[int] = []
+        error = self._publisher.produce(
+            topic, value, key=key, partition=partition, on_delivery=lambda delivery: offsets.append(delivery.offset)
+        )
+        if error is not None:
+            raise AssertionError(error.reason)
+        wait_until(lambda: self._publisher.poll(0.05) >= 0 and bool(offsets), _READ_S, f"a record of {topic}")
+        return offsets[0]
+
+    # --- what the logs say
+
+    def read(self, topic: str) -> list[Record]:
+        """Return every record of a topic."""
+        count = next(planned.partitions for planned in self.plan.topics() if planned.name == topic)
+        with AssignedReader(self.settings, {(topic, number): 0 for number in range(count)}) as reader:
+            return list(reader.read_to_end(_READ_S))
+
+    def messages(self, topic: str) -> list[tuple[Record, Message]]:
+        """Return every record of a topic with its message."""
+        return [(record, self.codec.decode(record.value)) for record in self.read(topic)]
+
+    def judged(self) -> list[tuple[Ruling, Accepted | Released | GenerationEvent]]:
+        """Return the generations, each with what the reader rule says of it; in order within a request."""
+        reader = GenerationsReader()
+        found: list[tuple[Ruling, Accepted | Released | GenerationEvent]] = []
+        for record, message in self.messages(self.plan.generations):
+            if isinstance(message, Accepted | Released | GenerationEvent):
+                found.append((reader.apply(message, offset=record.offset), message))
+        return found
+
+    def finals(self) -> dict[str, list[GenerationEvent]]:
+        """Return the valid finals of each request."""
+        finals: dict[str, list[GenerationEvent]] = {}
+        for ruling, message in self.judged():
+            if ruling is Ruling.CLOSED and isinstance(message, GenerationEvent):
+                finals.setdefault(message.request_id, []).append(message)
+        return finals
+
+    def texts(self) -> dict[str, str]:
+        """Return what each request generated in the attempt that counts."""
+        texts: dict[str, str] = {}
+        for ruling, message in self.judged():
+            if ruling is Ruling.HOLDS:
+                texts[message.request_id] = ""
+            elif ruling is Ruling.TOKENS and isinstance(message, GenerationEvent):
+                texts[message.request_id] += message.text
+        return texts
+
+    def starts(self) -> dict[str, list[Accepted]]:
+        """Return the claims that held, of each request."""
+        found: dict[str, list[Accepted]] = {}
+        for ruling, message in self.judged():
+            if ruling is Ruling.HOLDS and isinstance(message, Accepted):
+                found.setdefault(message.request_id, []).append(message)
+        return found
+
+    def between_tokens(self) -> set[str]:
+        """Return the requests that have tokens and no final."""
+        started = {m.request_id for ruling, m in self.judged() if ruling is Ruling.TOKENS}
+        return started - set(self.finals())
+
+    def acks(self) -> dict[str, list[ControlAck]]:
+        """Return the answers to each command, in log order."""
+        found: dict[str, list[ControlAck]] = {}
+        for _, message in self.messages(self.plan.acks):
+            if isinstance(message, ControlAck):
+                found.setdefault(message.command_id, []).append(message)
+        return found
+
+    def activations(self) -> dict[tuple[str, int], list[Message]]:
+        """Return the messages of each (request, attempt) on the point's topic."""
+        found: dict[tuple[str, int], list[Message]] = {}
+        for _, message in self.messages(self.plan.activations("residual")):
+            request_id, attempt = getattr(message, "request_id", None), getattr(message, "attempt", None)
+            if request_id is not None and attempt is not None:
+                found.setdefault((request_id, attempt), []).append(message)
+        return found
+
+    def dead_letters(self) -> list[Record]:
+        """Return the dead letters of the prompts topic."""
+        return self.read(self.plan.dlq(self.plan.prompts))
+
+    def wait_finals(self, ids: Iterable[str], timeout_s: float = 60.0) -> dict[str, list[GenerationEvent]]:
+        """Wait until each of these requests has a valid final; return all finals."""
+        wanted = set(ids)
+
+        def all_there() -> dict[str, list[GenerationEvent]] | None:
+            finals = self.finals()
+            return finals if wanted <= set(finals) else None
+
+        return self.wait(all_there, f"finals of {len(wanted)} requests", timeout_s)
+
+    def wait(self, condition: Callable[[], T | None], what: str, timeout_s: float = 60.0) -> T:
+        """Wait for a condition that reads logs; on failure show the workers' logs."""
+        try:
+            return cast(T, wait_until(condition, timeout_s, what, every_s=0.1))
+        except TimeoutError as exc:
+            raise AssertionError(f"{exc}\n{self.logs()}") from exc
+
+    def logs(self) -> str:
+        """Return the ends of the workers' logs."""
+        return "\n".join(f"--- {worker.log.name}\n{worker.tail()}" for worker in self._workers)
+
+    def _write_yaml(self, name: str, data: Mapping[str, Any]) -> Path:
+        path = self.folder / name
+        path.write_text(yaml.safe_dump(dict(data), sort_keys=False), encoding="utf-8")
+        return path
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
