@@ -38,6 +38,7 @@ from undercurrent.capture.sides import (
     PAD,
     VERSION,
     W_CAPACITY,
+    W_CAPTURE_NS,
     W_DROPPED,
     W_ERRORS,
     W_FRAMES,
@@ -79,6 +80,7 @@ class RingStats:
         dropped_rows: (token, point) rows that were given up.
         capture_errors: capture errors so far, malformed orders included.
         pending_controls: control frames that wait in the writer's memory.
+        capture_ns: CPU time of the engine's thread outside the model that went into capture.
         writer_pid: 0 before there was one.
         reader_pid: 0 before there was one.
         reader_heartbeat_us: reader's clock at its last release.
@@ -93,6 +95,7 @@ class RingStats:
     dropped_rows: int
     capture_errors: int
     pending_controls: int
+    capture_ns: int
     writer_pid: int
     reader_pid: int
     reader_heartbeat_us: int
@@ -217,6 +220,7 @@ class Ring:
             dropped_rows=words[W_DROPPED],
             capture_errors=words[W_ERRORS],
             pending_controls=words[W_PENDING],
+            capture_ns=words[W_CAPTURE_NS],
             writer_pid=words[W_WRITER_PID],
             reader_pid=words[W_READER_PID],
             reader_heartbeat_us=words[W_READER_HEARTBEAT],

@@ -29,6 +29,7 @@ W_MAGIC, W_VERSION, W_CAPACITY, W_RESERVE = 0, 1, 2, 3
 W_HEAD = 8
 W_TAIL = 16
 W_WRITER_PID, W_STEPS, W_HEARTBEAT, W_FULL, W_FRAMES, W_DROPPED, W_ERRORS, W_PENDING = range(24, 32)
+W_CAPTURE_NS = 32
 W_READER_PID, W_READER_HEARTBEAT = 40, 41
 
 _STRONG_ORDER = platform.machine().lower() in {"x86_64", "amd64", "i686", "i386"}
@@ -161,6 +162,10 @@ class RingWriter:
     def count_dropped(self, rows: int) -> None:
         """Count rows that were given up."""
         self._words[W_DROPPED] += rows
+
+    def count_time(self, cpu_ns: int) -> None:
+        """Add to the CPU time that capture has cost the engine's thread, nanoseconds."""
+        self._words[W_CAPTURE_NS] += cpu_ns
 
     def count_error(self) -> None:
         """Count a capture error."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -165,20 +166,27 @@ class RunnerV1:
         """Where the model runs, as torch calls it."""
         return str(self._runner.device.type)
 
-    def wrap_execute_model(self, before: Callable[[Any], None], after: Callable[[Any], None]) -> None:
+    def wrap_execute_model(
+        self, before: Callable[[Any], None], after: Callable[[Any], None], spent: Callable[[int], None]
+    ) -> None:
         """Call `before` and `after` around every step; neither may raise.
 
         Args:
             before: gets the scheduler's output before the batch is changed.
             after: gets it when the forward pass has run and the batch still is this step's.
+            spent: gets the CPU time of this thread that both took, nanoseconds.
         """
         original = self._runner.execute_model
 
         @functools.wraps(original)
         def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            began = time.thread_time_ns()
             before(scheduler_output)
+            prepared = time.thread_time_ns()
             result = original(scheduler_output, *args, **kwargs)
+            ran = time.thread_time_ns()
             after(scheduler_output)
+            spent(time.thread_time_ns() - ran + prepared - began)
             return result
 
         self._runner.execute_model = execute_model

@@ -110,10 +110,12 @@ class WorkerCapture:
         )
         if device.type != "cpu":
             logger.warning("rows are copied from %s at the end of each step; this path is not tuned", device)
+        writer = ring.writer()
+        self._spent = writer.count_time
         self._tracker = Tracker(
             points,
             self._taps.rows_as_bytes(),
-            ring.writer(),
+            writer,
             block_timeout_s=settings.block_timeout_s,
             check_plans=settings.check_plans,
         )
@@ -137,7 +139,7 @@ class WorkerCapture:
             "residual_stream": stream,
             "vllm": check_vllm_version(),
         }
-        self._runner.wrap_execute_model(self._before, self._after)
+        self._runner.wrap_execute_model(self._before, self._after, self._spent)
         self._ring.set_note(json.dumps(self.report))
         logger.info("capture is on: %s", self.report)
 

@@ -1,0 +1,371 @@
+"""What capture and publishing cost the engine: paired visits of real vLLM with and without them.
+
+    KAFKA_HOME=... python -m benchmarks.engine_overhead [--seconds 10] [--pairs 20] [--smoke]
+
+All engines are resident; those that are not visited are stopped (SIGSTOP). Each variant's visit stands between two
+visits of the plain engine, in an order that is shuffled each round, until the 95 % interval of its median ratio lies
+within +-0.03 or there are `--pairs` of them. The last line is one JSON object. Figures are ratios of one run.
+
+    null_*       capture on; the ring's reader drops everything
+    publish_*    capture on; the publisher process writes to Apache Kafka
+    control      plain engine, and beside it a publisher fed with the recorded frames of a publish_all visit: what any
+                 capture that ends in Kafka must cost on these cores
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from benchmarks.overhead import load
+from benchmarks.overhead.figures import Ratios
+from engine_worker.publisher import PublisherSettings
+from engine_worker.publisher_streams import Identity
+from engine_worker.publishing import PublisherProcess
+from undercurrent.capture.ring import Ring
+from undercurrent.kafka.admin import TopicAdmin
+from undercurrent.testing.brokers import Broker, apache_kafka
+from undercurrent.testing.tiny_models import build_tiny_model
+from undercurrent.testing.waiting import wait_until
+from undercurrent.topics import Topic
+
+RING_BYTES = 64 << 20
+VARIANTS = ("null_1", "null_all", "publish_1", "publish_all", "control")
+LAYERS_OF = {"1": [2], "all": list(range(load.LAYERS))}
+
+
+class EngineProcess:
+    """An engine child; it is stopped unless it is visited."""
+
+    def __init__(self, model: Path, layers: list[int] | None) -> None:
+        self.ring = Ring.create(RING_BYTES) if layers else None
+        settings = {"model": str(model), "ring": self.ring.path if self.ring else None, "layers": layers}
+        command = [sys.executable, "-m", "benchmarks.overhead.load", json.dumps(settings)]
+        self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.versions = self._answer()["versions"]
+        self.sleep()
+
+    def visit(self, seconds: float, number: int) -> dict[str, Any]:
+        """Wake it, let it work, and put it to sleep again."""
+        self._signal("resume")
+        before = self.ring.stats() if self.ring else None
+        task = {"seconds": seconds, "concurrency": 16, "tokens": 64, "round": number}
+        assert self.child.stdin is not None
+        self.child.stdin.write(json.dumps(task) + "\n")
+        self.child.stdin.flush()
+        answer = self._answer()
+        if self.ring and before:
+            after = self.ring.stats()
+            answer["steps"] = after.steps - before.steps
+            answer["capture_us"] = (after.capture_ns - before.capture_ns) / 1000
+            answer["dropped"] = after.dropped_rows - before.dropped_rows
+        return answer
+
+    def sleep(self) -> None:
+        """Stop every process of it."""
+        self._signal("suspend")
+
+    def close(self) -> None:
+        """End it."""
+        self._signal("resume")
+        assert self.child.stdin is not None
+        self.child.stdin.close()
+        try:
+            self.child.wait(60)
+        except subprocess.TimeoutExpired:
+            for process in [*psutil.Process(self.child.pid).children(recursive=True), self.child]:
+                process.kill()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.child.stdout is not None
+        while line := self.child.stdout.readline():
+            if line.startswith("{"):
+                answer: dict[str, Any] = json.loads(line)
+                return answer
+        raise SystemExit("an engine died; its log is above")
+
+    def _signal(self, method: str) -> None:
+        root = psutil.Process(self.child.pid)
+        for process in [root, *root.children(recursive=True)]:
+            getattr(process, method)()
+
+
+@dataclass
+class Heard:
+    """What a publisher said during one visit."""
+
+    ended: int = 0
+    records: int = 0
+    last_ended_s: float = 0.0
+    ack_s: list[float] = field(default_factory=list)
+    publish_s: list[float] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def on_report(self, report: dict[str, Any]) -> None:
+        """Add one report."""
+        with self.lock:
+            self.ended += len(report["ended"])
+            self.records += sum(counts["records"] for counts in report["counts"].values())
+            self.ack_s += report["ack_s"]
+            self.publish_s += report["publish_s"]
+            if report["ended"]:
+                self.last_ended_s = time.monotonic()
+
+    def on_publisher_gone(self, error: BaseException) -> None:
+        """End the benchmark: a publisher died."""
+        raise SystemExit(str(error))
+
+
+class Bench:
+    """Engines, broker and readers of one run."""
+
+    def __init__(self, broker: Broker, model: Path, folder: Path, seconds: float) -> None:
+        self.broker, self.seconds, self.folder = broker, seconds, folder
+        self.plain = EngineProcess(model, None)
+        self.tapped = {name: EngineProcess(model, layers) for name, layers in LAYERS_OF.items()}
+        self.played = Ring.create(RING_BYTES)
+        self.recording = folder / "frames"
+        self.number = 0
+        self.cost: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}
+        self._publishers = 0
+        for name in LAYERS_OF:
+            topic = Topic(name=f"bench.{name}", partitions=load.PARTITIONS, retention_ms=600_000)
+            TopicAdmin(broker.settings()).create([topic])
+
+    def visit_plain(self) -> float:
+        """Return the plain engine's tokens per second."""
+        answer = self._visit(self.plain)
+        return float(answer["tokens"]) / (answer["ended_s"] - answer["started_s"])
+
+    def visit(self, variant: str) -> tuple[float, float]:
+        """Return a variant's tokens per second at the last token and at the broker's last acknowledgement."""
+        kind, _, name = variant.partition("_")
+        if kind == "null":
+            return self._null(variant, name)
+        if kind == "publish":
+            return self._publish(variant, name)
+        return self._control()
+
+    def record(self) -> None:
+        """Keep the frames of one visit with all layers, for the control."""
+        engine = self.tapped["all"]
+        assert engine.ring is not None
+        with self._reader("record", engine.ring, str(self.recording)):
+            self._visit(engine)
+
+    def close(self) -> None:
+        """End every engine."""
+        for engine in (self.plain, *self.tapped.values()):
+            engine.close()
+
+    def _null(self, variant: str, name: str) -> tuple[float, float]:
+        engine = self.tapped[name]
+        assert engine.ring is not None
+        with self._reader("null", engine.ring):
+            answer = self._visit(engine)
+        self.cost[variant].append({"capture_us_per_step": answer["capture_us"] / answer["steps"]})
+        rate = answer["tokens"] / (answer["ended_s"] - answer["started_s"])
+        return rate, rate
+
+    def _publish(self, variant: str, name: str) -> tuple[float, float]:
+        engine = self.tapped[name]
+        assert engine.ring is not None
+        heard, publisher = self._publisher(engine.ring, name)
+        meter = Meter(publisher.pid, self.broker.pid)
+        answer = self._visit(engine, asleep=False)
+        wait_until(lambda: heard.ended >= answer["requests"], 120, "the last acknowledgement")
+        engine.sleep()
+        cpu = meter.read()
+        publisher.end()
+        if answer["dropped"]:
+            raise SystemExit(f"{answer['dropped']} rows were dropped: a faster reader or a larger ring is needed")
+        self._note(variant, cpu, heard, answer)
+        started = answer["started_s"]
+        return answer["tokens"] / (answer["ended_s"] - started), answer["tokens"] / (heard.last_ended_s - started)
+
+    def _control(self) -> tuple[float, float]:
+        heard, publisher = self._publisher(self.played, "all")
+        command = [sys.executable, "-m", "benchmarks.overhead.readers", "play", self.played.path, str(self.recording)]
+        player = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert player.stdin is not None
+        assert player.stdout is not None
+        player.stdout.readline()
+        meter = Meter(publisher.pid, self.broker.pid)
+        player.stdin.close()
+        answer = self._visit(self.plain)
+        player.wait(60)
+        time.sleep(0.5)
+        cpu = meter.read()
+        publisher.end()
+        self._note("control", cpu, heard, answer)
+        rate = answer["tokens"] / (answer["ended_s"] - answer["started_s"])
+        return rate, rate
+
+    def _note(self, variant: str, cpu: dict[str, float], heard: Heard, answer: dict[str, Any]) -> None:
+        figures = {
+            "publisher_us_per_record": 1e6 * cpu["publisher"] / max(1, heard.records),
+            "publisher_us_per_token": 1e6 * cpu["publisher"] / answer["tokens"],
+            "broker_us_per_token": 1e6 * cpu["broker"] / answer["tokens"],
+            "ack_p50_ms": 1e3 * float(np.percentile(heard.ack_s, 50)),
+            "ack_p99_ms": 1e3 * float(np.percentile(heard.ack_s, 99)),
+            "captured_to_acknowledged_p50_ms": 1e3 * float(np.percentile(heard.publish_s, 50)),
+            "captured_to_acknowledged_p99_ms": 1e3 * float(np.percentile(heard.publish_s, 99)),
+        }
+        if "steps" in answer:
+            figures["capture_us_per_step"] = answer["capture_us"] / answer["steps"]
+            figures["ms_per_step"] = 1e3 * (answer["ended_s"] - answer["started_s"]) / answer["steps"]
+        self.cost[variant].append(figures)
+
+    def _visit(self, engine: EngineProcess, *, asleep: bool = True) -> dict[str, Any]:
+        self.number += 1
+        answer = engine.visit(self.seconds, self.number)
+        if asleep:
+            engine.sleep()
+        return answer
+
+    def _publisher(self, ring: Ring, name: str) -> tuple[Heard, PublisherProcess]:
+        heard = Heard()
+        publisher = PublisherProcess(lambda call: call(), heard)
+        self._publishers += 1
+        settings = PublisherSettings(
+            ring=ring.path,
+            identity=Identity(engine="bench", incarnation=self._publishers, model="tiny"),
+            kafka={"bootstrap_servers": self.broker.bootstrap_servers},
+            topics={load.POINT: f"bench.{name}"},
+            partitions={load.POINT: load.PARTITIONS},
+            max_record_bytes={load.POINT: 1_000_000},
+        )
+        publisher.start(settings)
+        publisher.wait_ready(30)
+        return heard, publisher
+
+    def _reader(self, role: str, ring: Ring, *arguments: str) -> Reader:
+        return Reader([sys.executable, "-m", "benchmarks.overhead.readers", role, ring.path, *arguments])
+
+
+class Reader:
+    """A reader process that ends when its standard input does."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._command = command
+
+    def __enter__(self) -> None:
+        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE)
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+
+
+class Meter:
+    """CPU seconds of publisher and broker since it was made."""
+
+    def __init__(self, publisher: int | None, broker: int | None) -> None:
+        self._processes = {"publisher": psutil.Process(publisher), "broker": psutil.Process(broker)}
+        self._before = self._now()
+
+    def read(self) -> dict[str, float]:
+        """Return the seconds."""
+        return {name: value - self._before[name] for name, value in self._now().items()}
+
+    def _now(self) -> dict[str, float]:
+        return {name: sum(process.cpu_times()[:2]) for name, process in self._processes.items()}
+
+
+def run(bench: Bench, pairs: int, seed: int) -> tuple[dict[str, Ratios], dict[str, Ratios], Ratios]:
+    """Visit until every variant is settled; return ratios at the last token, at the last ack, and to the control."""
+    order = random.Random(seed)
+    last, acked, to_control = ({v: Ratios() for v in VARIANTS} for _ in range(3))
+    bench.visit_plain()  # the first visit after the start is slower
+    for name in LAYERS_OF:
+        bench.visit(f"null_{name}")
+    bench.record()
+    before = bench.visit_plain()
+    while open_variants := [v for v in VARIANTS if not last[v].settled(0.03, pairs)]:
+        # The control's ratio is taken in the same round as the variant's that it is for.
+        wanted = sorted({*open_variants, "publish_all", "control"} if "control" in open_variants else open_variants)
+        order.shuffle(wanted)
+        rates: dict[str, float] = {}
+        for variant in wanted:
+            at_token, at_ack = bench.visit(variant)
+            after = bench.visit_plain()
+            plain = (before + after) / 2
+            last[variant].values.append(at_token / plain)
+            acked[variant].values.append(at_ack / plain)
+            rates[variant] = at_token / plain
+            before = after
+            print(f"{variant:12} {at_token:8.0f} tok/s  plain {plain:8.0f}  ratio {at_token / plain:.3f}", flush=True)
+        if "control" in rates and _same_cost(bench):
+            to_control["control"].values.append(rates["publish_all"] / rates["control"])
+    return last, acked, to_control["control"]
+
+
+def _same_cost(bench: Bench) -> bool:
+    """Return whether the last control's publisher cost per record what the last variant's did, within 20 %."""
+    ours = bench.cost["publish_all"][-1]["publisher_us_per_record"]
+    control = bench.cost["control"][-1]["publisher_us_per_record"]
+    return abs(control / ours - 1) <= 0.20
+
+
+def _median(rows: list[dict[str, float]], name: str) -> float | None:
+    values = [row[name] for row in rows if name in row]
+    return round(float(np.median(values)), 3) if values else None
+
+
+def summary(bench: Bench, last: dict[str, Ratios], acked: dict[str, Ratios], to_control: Ratios) -> dict[str, Any]:
+    """Return the last line."""
+    costs = {
+        variant: {name: _median(rows, name) for name in sorted({key for row in rows for key in row})}
+        for variant, rows in bench.cost.items()
+        if rows
+    }
+    step_us = 1000 * (costs["publish_all"].get("ms_per_step") or float("nan"))
+    capture_us = costs["null_all"]["capture_us_per_step"] or float("nan")
+    return {
+        "ratio_null_1": last["null_1"].as_json(),
+        "ratio_null_all": last["null_all"].as_json(),
+        "ratio_1_layer": last["publish_1"].as_json(),
+        "ratio_all_layers": last["publish_all"].as_json(),
+        "ratio_1_layer_acknowledged": acked["publish_1"].as_json(),
+        "ratio_all_layers_acknowledged": acked["publish_all"].as_json(),
+        "ratio_of_control": last["control"].as_json(),
+        "ratio_to_control": to_control.as_json(),
+        "added_step_share": round(capture_us / step_us, 5),
+        "cost": costs,
+        "versions": bench.plain.versions,
+    }
+
+
+def main() -> None:
+    """Run the benchmark and print its figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=10.0, help="load of one visit")
+    parser.add_argument("--pairs", type=int, default=20, help="most pairs of a variant")
+    parser.add_argument("--seed", type=int, default=1, help="of the order")
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        model = build_tiny_model("llama", folder / "model", layers=load.LAYERS, width=load.WIDTH, max_len=256)
+        broker = stack.enter_context(apache_kafka())
+        bench = Bench(broker, model, folder, options.seconds)
+        stack.callback(bench.close)
+        last, acked, to_control = run(bench, options.pairs, options.seed)
+        print(json.dumps(summary(bench, last, acked, to_control)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""An engine in a process of its own, under closed-loop load when it is told to.
+
+    python -m benchmarks.overhead.load '{"model": ..., "ring": ..., "layers": [...]}'
+
+It answers each line `{"seconds": s, "concurrency": c, "tokens": t, "round": i}` on standard input with one line on
+standard output: tokens, requests, and the monotonic times of the first prompt and the last token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import time
+from typing import Any
+
+from undercurrent.adapters.base import CaptureOrder, EngineRequest
+from undercurrent.adapters.vllm.engine import VLLMEngine
+from undercurrent.capture.ring import Ring
+from undercurrent.protocol.messages import Sampling
+from undercurrent.spec import parse_dict
+
+POINT = "layers"
+WIDTH, LAYERS, DTYPE = 256, 4, "bfloat16"
+PARTITIONS = 4
+ENGINE_ARGS = {"max_model_len": 256, "max_num_seqs": 16, "max_num_batched_tokens": 1024, "enable_prefix_caching": False}
+
+
+def spec_of(layers: list[int]) -> dict[str, Any]:
+    """Return a spec of one point that reads every token at some layers."""
+    point = {
+        "name": POINT,
+        "layers": layers,
+        "tensor_type": "residual_stream",
+        "position": "*",
+        "execution_mode": "async",
+        "queue_depth": 4096,
+        "probe_type": "none",
+    }
+    return {"version": 1, "extraction_points": [point]}
+
+
+async def visit(engine: VLLMEngine, task: dict[str, Any], *, captured: bool) -> dict[str, Any]:
+    """Keep `concurrency` requests going for `seconds`, let the last ones end, and count."""
+    rng = random.Random(task["round"])
+    counts = {"tokens": 0, "requests": 0}
+    started_s = time.monotonic()
+
+    async def user(number: int) -> None:
+        while time.monotonic() - started_s < task["seconds"]:
+            name = f"{task['round']}-{number}-{counts['requests']}-{rng.getrandbits(32):x}"
+            order = CaptureOrder(request_id=name, attempt=1, points=(POINT,), partition=number % PARTITIONS)
+            request = EngineRequest(
+                engine_id=name,
+                prompt_token_ids=tuple(rng.randrange(256) for _ in range(rng.randrange(16, 33))),
+                sampling=Sampling(max_tokens=task["tokens"], temperature=0.0, ignore_eos=True),
+                capture=order if captured else None,
+            )
+            counts["requests"] += 1
+            async for delta in engine.submit(request):
+                counts["tokens"] += len(delta.token_ids)
+
+    await asyncio.gather(*(user(number) for number in range(task["concurrency"])))
+    return {**counts, "started_s": started_s, "ended_s": time.monotonic()}
+
+
+async def main() -> None:
+    """Start the engine, say so, and serve visits until standard input ends."""
+    settings = json.loads(sys.argv[1])
+    ring = Ring.open(settings["ring"]) if settings["ring"] else None
+    points = parse_dict(spec_of(settings["layers"])).extraction_points if ring is not None else ()
+    engine = VLLMEngine(settings["model"], engine_args={**ENGINE_ARGS, "dtype": DTYPE}, points=points, ring=ring)
+    await engine.start()
+    print(json.dumps({"ready": True, "versions": dict(engine.info.versions)}), flush=True)
+    try:
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            print(json.dumps(await visit(engine, json.loads(line), captured=ring is not None)), flush=True)
+    finally:
+        await engine.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
