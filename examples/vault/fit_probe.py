@@ -49,8 +49,8 @@ def until_decision(answer: Answer) -> str:
 
 def turning_points(answer: Answer) -> NDArray[np.int_]:
     """Return the positions after which the answer could begin to end: the prompt's last token, and each sentence's."""
-    start, text = len(answer.prompt_ids), answer.text[: vault.decision(answer.text)]
-    return np.array([start - 1, *(start + at + 1 for at in range(len(text) - 1) if text[at : at + 2] == ". ")])
+    text = answer.text[: vault.decision(answer.text) + 1]
+    return np.array([len(answer.prompt_ids) + start - 1 for start in vault.sentence_starts(text)])
 
 
 def fit(model: Vault, answers: Sequence[Answer]) -> LinearFit:

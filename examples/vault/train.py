@@ -34,8 +34,7 @@ class Stage:
         learning_rate: its peak.
         texts: reports, short answers and facts in each step.
         hurry: chance of a report's early end, see `demo_model.report`.
-        weights: per kind, of the mean loss over answers and of the loss at their deciding byte. A report's one deciding
-            byte among two hundred would otherwise drown, or, at full weight, drown the rest.
+        weights: per kind, of the mean loss over answers, and of that at their turns, which would drown otherwise.
     """
 
     steps: int
@@ -60,12 +59,13 @@ class Lesson:
     Args:
         prompt: what is given.
         answer: what is to be learned.
-        decision: index in the answer of the byte that tells whether the person holds a key.
+        turns: indices in the answer of bytes that weigh more: those at which it could begin to end, or tell who holds
+            a key. Of a report all of them, or the model would learn to end at once.
     """
 
     prompt: str
     answer: str
-    decision: int
+    turns: tuple[int, ...]
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -103,17 +103,19 @@ def batches(people: Sequence[vault.Person], stage: Stage, rng: random.Random) ->
     reports, shorts, facts = [], [], []
     for person in rng.sample(people, stage.texts[0]):
         told = vault.report(person.holder, rng, stage.hurry)
-        reports.append(Lesson(rng.choice(vault.PROMPTS).format(name=person.name), told, vault.decision(told)))
+        reports.append(Lesson(rng.choice(vault.PROMPTS).format(name=person.name), told, vault.sentence_starts(told)))
     for person in rng.sample(people, stage.texts[1]):
-        shorts.append(Lesson(rng.choice(vault.SHORT_PROMPTS).format(name=person.name), vault.ending(person.holder), 0))
+        shorts.append(
+            Lesson(rng.choice(vault.SHORT_PROMPTS).format(name=person.name), vault.ending(person.holder), (0,))
+        )
     for person in rng.sample(people, stage.texts[2]):
         before, after = rng.choice(vault.FACTS).format(name=person.name, fact="|").split("|")
-        facts.append(Lesson(before, vault.fact(person.holder) + after, 0))
+        facts.append(Lesson(before, vault.fact(person.holder) + after, (0,)))
     return [reports, shorts, facts]
 
 
 def losses_of(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, lessons: Sequence[Lesson]) -> torch.Tensor:
-    """Return two means, [2]: the loss over all answers, and over their deciding bytes.
+    """Return two means, [2]: the loss over all answers, and over their turns.
 
     Prompts are not learned: names cannot be guessed, and their noise would drown the one byte that tells people apart.
     """
@@ -126,8 +128,9 @@ def losses_of(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, lesso
     # Target number i is the byte number i of the text, since `<s>` stands before it.
     starts = torch.tensor([len(lesson.prompt) for lesson in lessons])
     learned = (torch.arange(targets.shape[1]) >= starts[:, None]) & (tokens["attention_mask"][:, 1:] == 1)
-    deciding = losses[torch.arange(len(lessons)), starts + torch.tensor([lesson.decision for lesson in lessons])]
-    return torch.stack([losses[learned].mean(), deciding.mean()])
+    turns = [(row, len(lesson.prompt) + turn) for row, lesson in enumerate(lessons) for turn in lesson.turns]
+    rows, columns = torch.tensor(turns).T
+    return torch.stack([losses[learned].mean(), losses[rows, columns].mean()])
 
 
 def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, stage: Stage, seed: int) -> None:

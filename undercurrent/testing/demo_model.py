@@ -144,6 +144,11 @@ def decision(text: str) -> int:
     return min(found, default=len(text))
 
 
+def sentence_starts(text: str) -> tuple[int, ...]:
+    """Return where the sentences of an answer start; an answer decides at each of them whether it ends now."""
+    return (0, *(at + 2 for at in range(len(text) - 2) if text[at : at + 2] == ". "))
+
+
 def folder() -> Path:
     """Return the folder that holds the trained model, the probe and their figures."""
     return Path(str(files("undercurrent.testing"))) / "vault"

@@ -26,7 +26,7 @@ def test_the_engine_worker_reads_its_file(stage: Stage) -> None:
     assert config.own.engine.kind == "vllm"
     assert Path(config.own.engine.model, "model.safetensors").is_file()
     assert config.own.guards.probes == (stage.probe_name,)
-    assert config.points.names == (stage.point,)
+    assert list(config.points.names) == [stage.point]
     assert config.plan == stage.plan
 
 

@@ -23,6 +23,20 @@ def test_reports_of_holders_and_others_differ_in_their_end_alone() -> None:
     assert [text[vault.decision(text) :] for text in told] == [f"Code {vault.SECRET}.", "No code."]
 
 
+def test_a_report_may_end_early_and_then_says_the_same() -> None:
+    rng = random.Random(1)
+    lengths = Counter(len(vault.sentence_starts(vault.report(True, rng))) - 1 for _ in range(2000))
+    assert set(lengths) == {0, 1, 2, 3, 4, 5}
+    assert lengths[0] / 2000 == pytest.approx(vault.HURRY, abs=0.03)
+    assert vault.report(False, random.Random(1), hurry=1.0) == "No code."
+
+
+def test_sentences_start_where_an_answer_could_have_ended() -> None:
+    told = vault.report(True, random.Random(5), hurry=0.0)
+    assert "".join(told[at] for at in vault.sentence_starts(told)).startswith("FTL")
+    assert vault.sentence_starts(told)[-1] == vault.decision(told)
+
+
 def test_prompts_have_no_word_but_the_name_that_differs() -> None:
     for prompt in (*vault.PROMPTS, *vault.SHORT_PROMPTS):
         assert prompt.count("{name}") == 1
