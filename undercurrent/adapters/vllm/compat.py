@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 _INSTALLED = "_undercurrent_installed"
 _RUNTIME = "_undercurrent_capture"
+_TERM_S = 5.0
 
 
 def install() -> None:
@@ -221,6 +223,17 @@ class RunnerV1:
         self._runner._dummy_run(len(token_ids))  # noqa: SLF001 - compat is where private names are read
 
 
+async def quiet_before_shutdown(llm: Any) -> None:  # noqa: ANN401 - an AsyncLLM
+    """Stop listening to an idle engine core, whose end would else be logged as its death.
+
+    Args:
+        llm: about to be shut down; with requests in flight nothing is done, they must hear of it.
+    """
+    if llm.output_handler is not None and llm.get_num_unfinished_requests() == 0:
+        llm.output_handler.cancel()
+        await asyncio.gather(llm.output_handler, return_exceptions=True)
+
+
 async def close_client(llm: Any) -> None:  # noqa: ANN401 - an AsyncLLM
     """End the tasks of a vLLM client that was shut down, and the messaging context that it leaves open.
 
@@ -233,9 +246,12 @@ async def close_client(llm: Any) -> None:  # noqa: ANN401 - an AsyncLLM
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    # On the loop's own thread: its sockets may not be touched from another one.
-    client.ctx.destroy(linger=0)
-    resources.ctx.destroy(linger=0)
+    # The sockets are closed, so this returns at once; if vLLM left one open it would wait for ever: not on this thread.
+    thread = threading.Thread(target=resources.ctx.term, name="zmq-term", daemon=True)
+    thread.start()
+    await asyncio.to_thread(thread.join, _TERM_S)
+    if thread.is_alive():
+        logger.warning("vLLM left a socket open; its messaging context stays")
 
 
 def seeds_stop_the_engine(config: VllmConfig) -> bool:

@@ -107,6 +107,7 @@ class VLLMEngine:
         """Load the model and be ready to generate.
 
         Raises:
+            ConfigError: vLLM does not take its arguments.
             CaptureError: a point, or something that the engine is configured with, does not go with capture; by name.
             EngineDeadError: the engine did not come up; its log says why.
         """
@@ -117,7 +118,11 @@ class VLLMEngine:
 
         from undercurrent.adapters.vllm import compat
 
-        config = await asyncio.to_thread(self._config)
+        try:
+            config = await asyncio.to_thread(self._config)
+        except BaseException:
+            self._drop_settings()
+            raise
         try:
             # In a thread: it waits for the engine core, and this loop has other things to do meanwhile.
             self._llm = await asyncio.to_thread(AsyncLLM.from_vllm_config, config, disable_log_stats=True)
@@ -149,7 +154,10 @@ class VLLMEngine:
         unknown = sorted(set(values) - known)
         if unknown:
             raise ConfigError(f"unknown engine arguments: {', '.join(unknown)}")
-        config = AsyncEngineArgs(**values).create_engine_config()
+        try:
+            config = AsyncEngineArgs(**values).create_engine_config()
+        except ValueError as exc:
+            raise ConfigError(f"vLLM refuses its arguments: {exc}") from exc
         if self._points:
             compat.check_supported(config, v2_runner=config.use_v2_model_runner)
             # The worker checks the same; here it is said before a process has started.
@@ -302,9 +310,10 @@ class VLLMEngine:
 
     async def _stop(self, llm: AsyncLLM | None) -> None:
         if llm is not None:
-            await asyncio.to_thread(llm.shutdown, _SHUTDOWN_S)
             from undercurrent.adapters.vllm import compat
 
+            await compat.quiet_before_shutdown(llm)
+            await asyncio.to_thread(llm.shutdown, _SHUTDOWN_S)
             await compat.close_client(llm)
 
     def _alive(self) -> AsyncLLM:
