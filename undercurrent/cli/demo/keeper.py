@@ -14,7 +14,7 @@ Orders come as JSON lines on standard input, reports leave as JSON lines on stan
     {"start": NAME, "argv": [...], "env": {...}, "cwd": PATH, "log": PATH}   -> {"started": NAME, "pid": N}
                                                                             -> {"refused": NAME, "reason": TEXT}
                                                                             -> {"exited": NAME, "code": N}
-    {"stop": NAME}      SIGTERM to its process group
+    {"stop": NAME}      SIGTERM to it alone, as a container's runtime does
 
 Once orders have ended it takes its time (`GRACE_S`) to end processes politely, unless the signal `HURRY` comes.
 """
@@ -112,7 +112,7 @@ class Keeper:
         if "start" in order:
             self._start(order)
         elif (process := self._processes.get(order.get("stop", ""))) is not None:
-            _signal_group(process.pid, signal.SIGTERM)
+            _signal(process.pid, signal.SIGTERM)
 
     def _start(self, order: Mapping[str, Any]) -> None:
         name = order["start"]
@@ -158,7 +158,7 @@ class Keeper:
     def _terminate(self, processes: list[subprocess.Popen[bytes]]) -> None:
         if not self._hurried:
             for process in processes:
-                _signal_group(process.pid, signal.SIGTERM)
+                _signal(process.pid, signal.SIGTERM)
         deadline = time.monotonic() + GRACE_S
         while any(process.poll() is None for process in processes):
             if self._hurried or time.monotonic() > deadline:
@@ -184,13 +184,6 @@ def _ended_child() -> int | None:
 
 def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-def _signal_group(pid: int, number: signal.Signals) -> None:
-    try:
-        os.killpg(pid, number)
-    except ProcessLookupError:
-        return
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
