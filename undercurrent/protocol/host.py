@@ -78,7 +78,7 @@ class ProbeHost:
 
     @property
     def emitted_up_to(self) -> dict[int, int]:
-        """Per partition that flows, the first offset without outputs; its distance to the end of the log is the true lag."""
+        """Per partition that flows, the first offset without outputs; up to the log's end is the true lag."""
         return {number: partition.emitted_up_to for number, partition in self._active.items()}
 
     @property

@@ -62,7 +62,7 @@ class HostMetadata:
 
 
 class Notice(StrEnum):
-    """Something about a partition's position that is declared: logged, counted, and dead-lettered where records are lost."""
+    """What is declared about a partition's position: logged, counted, and dead-lettered where records are lost."""
 
     NEW_GROUP = "new_group"
     NO_METADATA = "no_metadata"

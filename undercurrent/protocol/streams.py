@@ -1,8 +1,8 @@
 """Which streams of one activations partition are open, as a function of its records alone.
 
-A stream (a request's attempt at one point) opens at the first StreamStarted of any shard. It closes when every shard has
-ended, when a higher attempt of its request starts, or when its engine's newer incarnation writes PublisherStarted. No
-clock closes a stream: a reader that recovers must come to the same open streams as one that never stopped.
+A stream (a request's attempt at one point) opens at the first StreamStarted of any shard. It closes when every shard
+has ended, when a higher attempt of its request starts, or when its engine's newer incarnation writes PublisherStarted.
+No clock closes a stream: a reader that recovers must come to the same open streams as one that never stopped.
 """
 
 from __future__ import annotations
@@ -255,6 +255,8 @@ class StreamTable:
         if isinstance(message, StreamStarted):
             return self._started(offset, message)
         stream = self._find(stream_id(message))
+        if stream is not None and message.shard >= stream.started.shards:
+            return [Stray("foreign")]
         if isinstance(message, StreamEnded):
             return [Nothing()] if stream is None else self._ended(stream, message)
         return [Stray("no_open_stream")] if stream is None else [_arrived(stream, message)]
@@ -283,6 +285,8 @@ class StreamTable:
         return stream if stream is not None and stream.id == name else None
 
     def _started(self, offset: int, message: StreamStarted) -> list[StreamEvent]:
+        if message.shard >= message.shards:
+            return [Stray("foreign")]
         name = stream_id(message)
         streams = self._by_request.get(name.request_id, {})
         holder = max(streams.values(), key=lambda stream: stream.id.attempt, default=None)
@@ -343,6 +347,8 @@ def _new_shard(message: StreamStarted) -> Shard:
 
 
 def _joined(stream: Stream, message: StreamStarted) -> StreamEvent:
+    if message.shard >= stream.started.shards:
+        return Stray("foreign")
     if message.shard in stream.shards:
         return Stray("repeated_start")
     stream.shards[message.shard] = _new_shard(message)
