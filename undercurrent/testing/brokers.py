@@ -288,7 +288,8 @@ def _formatted(home: Path, folder: Path, properties: Mapping[str, str], heap: st
     config = folder / "server.properties"
     lines = [f"{key}={value}" for key, value in {**APACHE_PROPERTIES, **own, **properties}.items()]
     config.write_text("\n".join(lines) + "\n")
-    cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    # A random id may begin with a dash, which the script would take for an option.
+    cluster_id = "u" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")[1:]
     environment = {"KAFKA_HEAP_OPTS": heap, "LOG_DIR": str(folder)}
     formatted = subprocess.run(
         [str(home / "bin" / "kafka-storage.sh"), "format", "-t", cluster_id, "-c", str(config)],
