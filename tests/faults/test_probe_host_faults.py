@@ -222,11 +222,9 @@ def test_partitions_wait_for_the_open_transaction_of_their_last_owner(apache_bro
         done = StreamBuilder("done", layers=LAYERS)
         values = [done.start(), done.block([0], np.zeros((1, 2, 4))), done.end()]
         bench.write(done.key, values)
-        last_owner = TransactionalWriter(
-            bench.settings, f"probes.residual.{uuid.uuid4().hex}", transaction_timeout_s=60
-        )
+        last_owner = TransactionalWriter(bench.settings, f"{bench.group}.{uuid.uuid4().hex}", transaction_timeout_s=60)
         last_owner.init(30.0)
-        with GroupSubscriber(bench.settings, "probes.residual", [bench.topic], _Nobody()) as member:
+        with GroupSubscriber(bench.settings, bench.group, [bench.topic], _Nobody()) as member:
             bench.wait(lambda: member.poll_batch(1, 0.2) or member.assigned, "the last owner's partitions")
             last_owner.begin()
             metadata = HostMetadata(emitted_up_to=len(values)).to_text()

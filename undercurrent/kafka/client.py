@@ -274,10 +274,14 @@ class _ClientLog:
 
     def __init__(self, most: int = logging.INFO) -> None:
         self._most = most
+        self.fatal: str | None = None
+        """What ended the client. A member whose heartbeat is refused for good says so nowhere else: it polls on."""
 
     def log(self, level: int, template: str, *args: object) -> None:
         """Log one line; the client library calls this with librdkafka's facility first among the arguments."""
         facility = args[0] if args else ""
+        if facility == "FATAL":
+            self.fatal = template % args
         logger.log(min(level, self._most) if facility in ("FAIL", "ERROR") else level, template, *args)
 
 

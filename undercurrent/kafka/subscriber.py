@@ -163,7 +163,10 @@ class GroupSubscriber:
         Raises:
             UnreachableError: the client is beyond use, e.g. fenced as a static member.
         """
-        return self._held().poll(max_records, timeout_s)
+        records = self._held().poll(max_records, timeout_s)
+        if (fatal := self._config["logger"].fatal) is not None:
+            raise UnreachableError(f"the member of group {self.group_id!r} is beyond use: {fatal}")
+        return records
 
     def take_events(self) -> list[PartitionEvent]:
         """Return the problems of partitions since the last call.

@@ -82,6 +82,10 @@ class HostProcess:
         self._process.terminate()
         return self._process.wait(timeout_s)
 
+    def wait(self, timeout_s: float) -> int:
+        """Return its exit code once it has ended by itself."""
+        return self._process.wait(timeout_s)
+
     def close(self) -> None:
         """End it, however it is."""
         if self.running:
@@ -154,7 +158,7 @@ class ProbeBench:
             name: of the file.
             **keys: further keys of it; `slot` and `group` are those of its service.
         """
-        service: dict[str, Any] = {"name": keys.pop("group", "probes"), "assignor": str(self._assignor)}
+        service: dict[str, Any] = {"name": keys.pop("group", self.plan.prefix), "assignor": str(self._assignor)}
         if "slot" in keys:
             service["slot"] = keys.pop("slot")
         return self._write_yaml(
@@ -173,6 +177,11 @@ class ProbeBench:
                 **keys,
             },
         )
+
+    @property
+    def group(self) -> str:
+        """Consumer group of the hosts: one of this bench's own, since brokers are shared."""
+        return f"{self.plan.prefix}.{self.point}"
 
     def start_host(self, config: Path) -> HostProcess:
         """Start a probe host."""

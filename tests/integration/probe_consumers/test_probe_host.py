@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from undercurrent.evaluation.diff import collect
+from undercurrent.kafka.client import Assignor
 from undercurrent.protocol.messages import BindingMode, VerdictKind
 from undercurrent.testing.probe_bench import ProbeBench
 from undercurrent.testing.streams import StreamBuilder, publisher_started
@@ -83,7 +84,7 @@ def test_a_host_writes_what_a_replay_says_again_bit_for_bit(bench):
     }
     assert all(command.captured_at_us == 1004 and command.published_at_us > 1_000_000 for command in commands)
     beats = bench.wait(lambda: [beat for beat in bench.heartbeats() if beat.partitions], "a heartbeat")
-    assert (beats[-1].service, beats[-1].partition_count) == ("probes.residual", 2)
+    assert (beats[-1].service, beats[-1].partition_count) == (bench.group, 2)
     assert {bound.probe: bound.mode for bound in beats[-1].probes} == {"guard": "abort", "shade": "shadow"}
     assert host.terminate() == 0, bench.logs()
 
@@ -201,3 +202,12 @@ def test_a_replay_names_the_streams_that_its_range_cuts(bench):
     assert 1 <= len(cut) <= 2
     assert report["verdicts_compared"] == 4 - len(cut)
     assert [item["request_id"] for item in report["not_compared"]["unfinished_at_its_end"]] == ["open"]
+
+
+def test_a_host_that_its_group_refuses_for_good_ends_and_says_why(apache_broker, tmp_path):
+    settings = apache_broker.settings(**{"group.remote.assignor": "nonsense"})
+    with ProbeBench(settings, tmp_path, assignor=Assignor.CONSUMER) as bench:
+        bench.save_linear("guard", WEIGHT, threshold=4.0)
+        host = bench.start_host(bench.configure([guard()]))
+        assert host.wait(60.0) == 3, bench.logs()
+        assert "beyond use" in bench.logs()
