@@ -103,6 +103,7 @@ class LogTail:
     def _run(self) -> None:
         try:
             with self._make_reader() as reader:
+                self._tickets.update(dict.fromkeys(reader.positions, 0))
                 while not self._stop.is_set():
                     self.heartbeat.beat()
                     self._turn(reader)

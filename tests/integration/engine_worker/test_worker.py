@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import threading
+from dataclasses import replace
+
 import pytest
 
 from undercurrent.kafka.client import Assignor
+from undercurrent.protocol.generations import Ruling
 from undercurrent.protocol.messages import (
     AckOutcome,
     ActivationBlock,
+    BindingMode,
+    BoundProbe,
+    GenerationKind,
+    GuardState,
     Outcome,
+    ProbeHeartbeat,
+    ProbeVerdict,
+    PromptRequest,
+    Sampling,
     StreamEnded,
     StreamStarted,
+    VerdictAction,
+    VerdictKind,
 )
 from undercurrent.testing.engine_bench import EngineBench
 from undercurrent.testing.fake_engine import generated_text
+from undercurrent.topics import partition_of
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
@@ -62,4 +77,181 @@ def test_an_abort_stops_a_running_request_and_is_acknowledged_once(bench):
     assert (ack.outcome, ack.token_index) == (AckOutcome.APPLIED, final.generated_tokens)
     assert ack.captured_at_us < ack.published_at_us < ack.decided_at_us <= ack.received_at_us <= ack.applied_at_us
     assert [a.outcome for a in acks[late]] == [AckOutcome.ALREADY]
+    assert worker.terminate() == 0, worker.tail()
+
+
+def test_a_command_before_the_prompt_ends_it_without_running(bench):
+    (request_id,) = bench.send(["never seen"], max_tokens=8)
+    command = bench.abort(request_id)
+    worker = bench.start_worker(bench.configure())
+    (final,) = bench.wait_finals([request_id])[request_id]
+    assert (final.outcome, final.generated_tokens) == (Outcome.ABORTED, 0)
+    (claim,) = bench.starts()[request_id]
+    assert claim.points == ()
+    assert [(a.outcome, a.token_index) for a in bench.acks()[command]] == [(AckOutcome.APPLIED, 0)]
+    assert bench.texts()[request_id] == ""
+    assert worker.terminate() == 0, worker.tail()
+
+
+def test_a_probes_command_for_another_attempt_is_stale(bench):
+    worker = bench.start_worker(bench.configure())
+    (request_id,) = bench.send(["x"], max_tokens=400)
+    bench.wait(lambda: request_id in bench.between_tokens(), "first tokens")
+    (claim,) = bench.starts()[request_id]
+    command = bench.abort(request_id, attempt=claim.attempt - 1)
+    (final,) = bench.wait_finals([request_id])[request_id]
+    assert final.outcome is Outcome.COMPLETED
+    assert [a.outcome for a in bench.acks()[command]] == [AckOutcome.STALE]
+    assert worker.terminate() == 0, worker.tail()
+
+
+def test_bad_prompts_fail_with_a_reason_and_go_to_the_dead_letter_topic(bench):
+    worker = bench.start_worker(bench.configure(engine={"kind": "fake", "args": {"max_model_len": 64}}))
+    plan = bench.plan
+
+    def bad(request_id, **fields):
+        sampling = Sampling(**fields.pop("sampling", {"max_tokens": 4}))
+        values = {"prompt": "p", "created_at_us": 0, "sampling": sampling, **fields}
+        bench.send_request(PromptRequest(request_id=request_id, **values))
+        return request_id
+
+    failing = {
+        bad("too-long", prompt="x" * 65): "more than the model's 64",
+        bad("point", points=("nowhere",)): "unknown extraction points: nowhere; known: residual",
+        bad("model", model="another"): "this engine serves 'fake'",
+        bad("sampling", sampling={"temperature": float("nan")}): "sampling.temperature",
+        bad("children", sampling={"n": 1000}): "sampling.n is 1000",
+        bad("empty", prompt=None): "exactly one of",
+    }
+    bench.send_bytes(b"undecodable", b"\x00not avro")
+    failing["undecodable"] = "no PromptRequest"
+    homeless = bench.send_bytes(None, b"no key", partition=0)
+    right = partition_of("misplaced", plan.prompt_partitions)
+    good = PromptRequest(request_id="misplaced", prompt="p", sampling=Sampling(), created_at_us=0)
+    bench.send_bytes(b"misplaced", bench.codec.encode(good), partition=1 - right)
+    (after,) = bench.send(["a good one"], max_tokens=4)
+
+    finals = bench.wait_finals([*failing, after])
+    for request_id, reason in failing.items():
+        (final,) = finals[request_id]
+        assert final.outcome is Outcome.FAILED
+        assert final.finish_reason == ("undecodable" if request_id == "undecodable" else "bad_request")
+        assert reason in final.error, final.error
+    assert finals[after][0].outcome is Outcome.COMPLETED
+    letters = bench.wait(lambda: len(found := bench.dead_letters()) >= 9 and found, "nine dead letters")
+    causes = {letter.key: dict(letter.headers)["undercurrent.cause"] for letter in letters}
+    assert causes[None] == b"bad_key"
+    assert causes[b"misplaced"] == b"bad_partition"
+    assert causes[b"undecodable"] == b"undecodable"
+    assert causes[b"point"] == b"bad_request"
+    keyless = next(letter for letter in letters if letter.key is None)
+    assert (keyless.value, keyless.partition) == (b"no key", 0)
+    assert dict(keyless.headers)["undercurrent.offset"] == str(homeless).encode()
+    assert "misplaced" not in finals
+    assert worker.terminate() == 0, worker.tail()
+
+
+def test_a_repeated_id_is_answered_and_never_run_again_even_by_a_later_worker(bench):
+    request = PromptRequest(request_id="twice", prompt="p", sampling=Sampling(max_tokens=4), created_at_us=0)
+    first = bench.start_worker(bench.configure())
+    bench.send_request(request)
+    bench.wait_finals(["twice"])
+    assert first.terminate() == 0, first.tail()
+    second = bench.start_worker(bench.configure())
+    same = bench.send_request(request)
+    other = bench.send_request(replace(request, prompt="q"))
+    (after,) = bench.send(["next"], max_tokens=4)
+    bench.wait_finals([after])
+
+    def answers():
+        found = {m.prompt_offset: m.kind for ruling, m in bench.judged() if ruling is Ruling.ANSWERED}
+        return found if {same, other} <= set(found) else None
+
+    found = bench.wait(answers, "answers to the repeated prompts")
+    assert (found[same], found[other]) == (GenerationKind.DUPLICATE, GenerationKind.REFUSED)
+    assert len(bench.starts()["twice"]) == 1
+    assert second.terminate() == 0, second.tail()
+
+
+def test_children_are_finished_one_by_one(bench):
+    worker = bench.start_worker(bench.configure())
+    (request_id,) = bench.send(["three of me"], max_tokens=6, n=3)
+    bench.wait(lambda: len(bench.finals().get(request_id, ())) == 3, "three finals")
+    assert sorted(final.index for final in bench.finals()[request_id]) == [0, 1, 2]
+    assert worker.terminate() == 0, worker.tail()
+
+
+def test_guards_are_absent_without_a_probe_host_and_complete_with_its_result(bench):
+    worker = bench.start_worker(bench.configure(guards={"probes": ["secret"], "wait_s": 20.0}))
+    worker.wait_ready()
+    (alone,) = bench.send(["x"], max_tokens=4)
+    (final,) = bench.wait_finals([alone])[alone]
+    assert [(g.probe, g.clear_up_to, g.state) for g in final.guards] == [("secret", -1, GuardState.ABSENT)]
+    stop = threading.Event()
+    beats = threading.Thread(target=keep_beating, args=(bench, stop))
+    beats.start()
+    try:
+        bench.wait(lambda: len(bench.read(bench.plan.verdicts)) > 2, "heartbeats")
+        (guarded,) = bench.send(["y"], max_tokens=4)
+        (claim,) = bench.wait(lambda: bench.starts().get(guarded), "its claim")
+        write_result(bench, guarded, claim.attempt)
+        (final,) = bench.wait_finals([guarded])[guarded]
+    finally:
+        stop.set()
+        beats.join(30)
+    assert [(g.probe, g.clear_up_to, g.state) for g in final.guards] == [("secret", 4, GuardState.COMPLETE)]
+    assert worker.terminate() == 0, worker.tail()
+
+
+def keep_beating(bench, stop):
+    while not stop.wait(0.2):
+        beat = ProbeHeartbeat(
+            service="s",
+            member="m",
+            probes=(BoundProbe(probe="secret", point="residual", mode=BindingMode.ABORT),),
+            partitions=(0,),
+            sent_at_us=0,
+        )
+        bench.write(bench.plan.verdicts, 0, b"s", bench.codec.encode(beat))
+
+
+def write_result(bench, request_id, attempt):
+    verdict = ProbeVerdict(
+        request_id=request_id,
+        attempt=attempt,
+        point="residual",
+        probe="secret",
+        service="s",
+        kind=VerdictKind.RESULT,
+        mode=BindingMode.ABORT,
+        action=VerdictAction.CONTINUE,
+        clear_up_to=4,
+        source_partition=0,
+        source_offset=0,
+        decided_at_us=0,
+    )
+    bench.write(bench.plan.verdicts, 0, request_id.encode(), bench.codec.encode(verdict))
+
+
+def test_health_metrics_and_readiness(bench):
+    worker = bench.start_worker(bench.configure())
+    worker.wait_ready()
+    bench.wait_finals(bench.send(["p"] * 3, max_tokens=4))
+    assert worker.get("/healthz")[0] == 200
+
+    def counted():
+        text = worker.get("/metrics")[1]
+        return 'undercurrent_engine_requests_total{outcome="completed"} 3.0' in text and text
+
+    text = bench.wait(counted, "three requests counted")
+    for name in (
+        "engine_requests_running",
+        "engine_intake_paused",
+        "publisher_ring_limit_bytes",
+        "engine_tokens_total",
+    ):
+        assert f"undercurrent_{name}" in text
+    # The publisher's counts come with its next report.
+    published = 'undercurrent_publisher_records_total{point="residual"} 12.0'
+    bench.wait(lambda: published in worker.get("/metrics")[1], "the publisher's records")
     assert worker.terminate() == 0, worker.tail()
