@@ -113,7 +113,7 @@ class AssignedReader:
     def read_to_end(self, deadline_s: float, *, batch_records: int = 1000) -> Iterator[Record]:
         """Yield every record from the present positions to the ends as they are now; then `poll_batch` goes on there.
 
-        With `READ_COMMITTED` the ends are those of what is decided: a transaction is, a moment *after* its commit returns.
+        With `READ_COMMITTED` the ends are of what is decided; a transaction is, a moment *after* its commit returned.
 
         Args:
             deadline_s: how long it may take, in seconds.

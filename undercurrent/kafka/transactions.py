@@ -164,16 +164,15 @@ class TransactionalWriter:
         """Abort what is open if that can be done within `timeout_s`, and end the client."""
         if self._producer is None:
             return
+        # Dropping the client ends it at once. Its own `close` would try an abort without a limit, also where nothing is
+        # open but the id was never taken: with a broker that is gone it blocks for good.
         producer, self._producer = self._producer, None
         was_open, self._open = self._open, False
         if was_open:
             try:
                 producer.abort_transaction(timeout_s)
             except KafkaException as exc:
-                # The client's own `close` would try the abort again, without a limit: dropping it ends it at once.
                 logger.warning("%s ends with its transaction open: %s", self.transactional_id, reason_of(exc))
-                return
-        producer.close()
 
     def _client(self) -> Producer:
         if self._producer is None:

@@ -1,0 +1,142 @@
+"""What can be decided without a broker."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from undercurrent.errors import (
+    AbortableTransactionError,
+    ConfigError,
+    FencedError,
+    RetriableTransactionError,
+    TransactionError,
+    UnreachableError,
+)
+from undercurrent.kafka.admin import ActualTopic, DifferenceKind, compare
+from undercurrent.kafka.client import KafkaSettings
+from undercurrent.kafka.publisher import Publisher
+from undercurrent.kafka.ranges import Piece
+from undercurrent.kafka.records import Partition
+from undercurrent.kafka.subscriber import GroupSubscriber
+from undercurrent.kafka.transactions import TransactionalWriter, classify
+from undercurrent.topics import HOUR_MS, Topic
+
+SETTINGS = KafkaSettings(bootstrap_servers="127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (KafkaError(KafkaError._TIMED_OUT), RetriableTransactionError),
+        (KafkaError(KafkaError._TIMED_OUT, retriable=True), RetriableTransactionError),
+        (KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS), RetriableTransactionError),
+        (KafkaError(KafkaError.ILLEGAL_GENERATION), AbortableTransactionError),
+        (KafkaError(KafkaError.STALE_MEMBER_EPOCH), AbortableTransactionError),
+        (KafkaError(KafkaError._TIMED_OUT, txn_requires_abort=True), AbortableTransactionError),
+        (KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), AbortableTransactionError),
+        (KafkaError(KafkaError._FENCED), FencedError),
+        (KafkaError(KafkaError.INVALID_PRODUCER_EPOCH, txn_requires_abort=True), FencedError),
+        (KafkaError(KafkaError._FATAL, fatal=True), FencedError),
+        (KafkaError(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED), FencedError),
+    ],
+)
+def test_each_transaction_error_has_one_answer(error: KafkaError, kind: type[TransactionError]) -> None:
+    assert type(classify(KafkaException(error))) is kind
+
+
+def test_a_failed_transaction_names_its_first_failed_record() -> None:
+    error = classify(KafkaException(KafkaError(KafkaError._FAIL)), "too large [MSG_SIZE_TOO_LARGE]")
+    assert "first failed record: too large" in str(error)
+
+
+def test_differences_are_found_one_by_one() -> None:
+    planned = [Topic(name=name, partitions=4, retention_ms=HOUR_MS) for name in ("gone", "small", "short", "fine")]
+    right = planned[0].config
+    actual = {
+        "small": ActualTopic("small", 3, 1, right),
+        "short": ActualTopic("short", 4, 1, {**right, "retention.ms": "5"}),
+        "fine": ActualTopic("fine", 4, 1, {**right, "unplanned.key": "x"}),
+    }
+    found = compare(planned, actual)
+    assert [(d.topic, d.kind, d.key, d.planned, d.actual, d.mendable) for d in found] == [
+        ("gone", DifferenceKind.MISSING, "", "4", "", True),
+        ("small", DifferenceKind.PARTITIONS, "", "4", "3", False),
+        ("short", DifferenceKind.CONFIG, "retention.ms", str(HOUR_MS), "5", True),
+    ]
+
+
+def test_a_topic_that_was_compacted_by_hand_is_a_difference() -> None:
+    topic = Topic(name="t", partitions=1, retention_ms=HOUR_MS)
+    found = compare([topic], {"t": ActualTopic("t", 1, 1, {**topic.config, "cleanup.policy": "compact"})})
+    assert [(d.key, d.planned, d.actual) for d in found] == [("cleanup.policy", "delete", "compact")]
+
+
+def test_a_topic_whose_settings_were_not_asked_for_has_only_its_count_compared() -> None:
+    topic = Topic(name="t", partitions=1, retention_ms=HOUR_MS)
+    assert compare([topic], {"t": ActualTopic("t", 1, 1)}) == []
+
+
+def test_a_partition_is_its_tuple() -> None:
+    assert {Partition("t", 3): 1}[("t", 3)] == 1
+    assert str(Partition("t", 3)) == "t[3]"
+
+
+def test_a_piece_of_unknown_loss_is_not_whole() -> None:
+    assert Piece(Partition("t", 0), 0, 5, 0).whole
+    assert not Piece(Partition("t", 0), 5, 9, None).whole
+
+
+def test_a_client_that_was_carried_over_a_fork_is_refused() -> None:
+    publisher = Publisher(SETTINGS)
+    publisher.open()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 and later warn of the very mistake
+        child = os.fork()
+    if child == 0:
+        try:
+            publisher.produce("t", b"")
+        except ConfigError:
+            os._exit(17)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 17
+    publisher.close(0.0)
+
+
+def test_a_publisher_gives_up_what_nobody_takes() -> None:
+    publisher, failed = Publisher(SETTINGS), []
+    assert publisher.close() == 0
+    assert publisher.produce("t", b"1", partition=3, on_delivery=failed.append) is None
+    assert publisher.in_flight("t", 3) == 1
+    assert publisher.flush(0.05) == 1
+    assert publisher.close(0.05) == 1
+    assert [(d.partition, d.offset, d.error.code) for d in failed if d.error] == [(3, -1, "_PURGE_QUEUE")]
+    assert publisher.in_flight_records == 0
+
+
+def test_an_unreachable_coordinator_is_said_in_time() -> None:
+    writer = TransactionalWriter(SETTINGS, "t")
+    with pytest.raises(UnreachableError, match="'t' could not be taken"):
+        writer.init(0.3)
+    writer.close(0.1)
+
+
+def test_a_member_that_is_not_open_says_so() -> None:
+    class Nobody:
+        def on_assigned(self, partitions: list[Partition]) -> None: ...
+        def on_revoked(self, partitions: list[Partition]) -> None: ...
+        def on_lost(self, partitions: list[Partition]) -> None: ...
+
+    member = GroupSubscriber(SETTINGS, "g", ["t"], Nobody())
+    assert member.assigned == frozenset()
+    assert member.position(("t", 0)) is None
+    with pytest.raises(RuntimeError, match="polling thread"):
+        member.poll_batch(1, 0.0)
+    member.close()
+    member.open()
+    member.close()
+    with pytest.raises(UnreachableError, match="not open"):
+        member.poll_batch(1, 0.0)
