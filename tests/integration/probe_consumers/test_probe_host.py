@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 
 import numpy as np
 import pytest
@@ -101,6 +104,40 @@ def test_a_host_writes_what_a_replay_says_again_bit_for_bit(bench):
     assert (code, report["equal"], report["empty"], report["verdicts_compared"]) == (1, False, True, 0)
     code, report, _ = replay(bench, config, "--since", "2100-01-01")
     assert (code, report["equal"]) == (0, False)
+
+
+def test_a_host_tells_how_it_is(bench):
+    host = bench.start_host(bench.configure([guard()]))
+
+    def get(path):
+        found = re.search(r"metrics and health at (http://\S+)", host.log.read_text())
+        try:
+            with urllib.request.urlopen(found[1] + path, timeout=5) as answer:  # noqa: S310 - our own server
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as refused:
+            return refused.code, refused.read().decode()
+
+    bench.wait(lambda: "metrics and health at" in host.log.read_text())
+    bench.wait(lambda: get("/readyz")[0] == 200, "ready")
+    assert get("/healthz")[0] == 200
+    stream = StreamBuilder("open", layers=(0, 1))
+    bench.write(stream.key, [stream.start(), stream.block([0, 1], np.zeros((2, 2, 4)))])
+    write_requests(bench, ["r"], hot=("r",))
+    bench.wait(bench.last_words)
+    lag = f'undercurrent_probe_lag_records{{partition="{bench.partition(b"open")}",point="residual"}} 0.0'
+    bench.wait(lambda: lag in get("/metrics")[1], "a true lag of 0 while a stream is open")
+    metrics = get("/metrics")[1]
+    assert 'undercurrent_probe_open_streams{point="residual"} 1.0' in metrics
+    assert 'undercurrent_verdicts_total{kind="result",point="residual",probe="guard"} 1.0' in metrics
+    assert 'undercurrent_probe_aborts_total{point="residual",probe="guard"} 1.0' in metrics
+    assert "undercurrent_probe_transaction_seconds_bucket" in metrics
+    wrong = StreamBuilder("wrong", layers=(1,))
+    bench.write(wrong.key, [wrong.start()])
+    status, said = bench.wait(lambda: (found := get("/readyz"))[0] == 503 and found, "not ready")
+    assert status == 503
+    assert "guard" in said
+    assert "layer 0" in said
+    assert host.terminate() == 0, bench.logs()
 
 
 def test_a_restarted_host_goes_on_and_writes_nothing_again(bench):

@@ -1,0 +1,124 @@
+"""What a probe host's file may say."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from probe_consumers.__main__ import read_config
+from probe_consumers.bound import set_fingerprint
+from probe_consumers.cli import app
+from probe_consumers.replay_cli import app as replay_app
+from undercurrent.errors import ConfigError
+from undercurrent.kafka.client import Assignor
+from undercurrent.probes import LinearProbe
+
+POINT = {
+    "name": "residual",
+    "layers": [0],
+    "tensor_type": "residual_stream",
+    "position": "*",
+    "execution_mode": "async",
+    "queue_depth": 8,
+}
+GUARD = {"name": "guard", "point": "residual", "probe": "./guard", "mode": "abort"}
+
+
+@pytest.fixture
+def write(tmp_path):
+    probe = LinearProbe.from_arrays([1.0, 2.0], 0.0, layer=0, tensor_type="residual_stream", threshold=1.0)
+    probe.save(tmp_path / "guard")
+    (tmp_path / "points.yaml").write_text(yaml.safe_dump({"version": 1, "extraction_points": [POINT]}))
+
+    def write_file(name="host.yaml", **sections):
+        base = {"kafka": {"bootstrap_servers": "nowhere:1"}, "points": "points.yaml", "bindings": [GUARD]}
+        data = {key: value for key, value in {**base, **sections}.items() if value is not None}
+        path = tmp_path / name
+        path.write_text(yaml.safe_dump(data))
+        return path
+
+    return write_file
+
+
+def test_a_short_file_is_enough(write):
+    config = read_config(write())
+    assert config.points == ("residual",)
+    assert config.group("residual") == "probes.residual"
+    assert config.plan.activations("residual") == "undercurrent.activations.residual"
+    assert (config.host.start_from, config.host.transaction_interval_ms, config.host.service.slot) == (
+        "earliest",
+        100,
+        None,
+    )
+    assert [bound.mode for bound in config.bounds] == ["abort"]
+
+
+def test_every_key_is_read(write):
+    config = read_config(
+        write(
+            **{
+                "service": {"name": "safety", "slot": "3", "assignor": "consumer"},
+                "topics": {"prefix": "t", "activation_partitions": 7},
+                "from": "latest",
+                "transaction_interval_ms": 50,
+                "abort_max_age_s": 5,
+                "metrics": {"host": "0.0.0.0", "port": 8080},  # noqa: S104
+                "logging": {"format": "json", "level": "DEBUG"},
+            }
+        )
+    )
+    assert config.group("residual") == "safety.residual"
+    assert (config.host.service.assignor, config.host.service.slot) == (Assignor.CONSUMER, "3")
+    assert (config.plan.activation_partitions, config.plan.verdicts) == (7, "t.verdicts")
+    assert (config.host.start_from, config.host.abort_max_age_s, config.host.metrics.port) == ("latest", 5.0, 8080)
+
+
+def test_bindings_may_stand_in_a_file_of_their_own_with_paths_of_its_own(write, tmp_path):
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (tmp_path / "guard").rename(folder / "guard")
+    (folder / "probes.yaml").write_text(yaml.safe_dump({"bindings": [GUARD]}))
+    config = read_config(write(bindings=None, probes="elsewhere/probes.yaml"))
+    assert [bound.binding.name for bound in config.bounds] == ["guard"]
+    other = read_config(write(bindings=None, probes="missing.yaml"), probes=folder / "probes.yaml")
+    assert set_fingerprint(other.bounds) == set_fingerprint(config.bounds)
+
+
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        ({"points": None}, "points"),
+        ({"bindings": None}, "bindings"),
+        ({"probes": "probes.yaml"}, "one of the two"),
+        ({"bindings": [{**GUARD, "point": "other"}]}, "other"),
+        ({"bindings": [{**GUARD, "colour": "red"}]}, "colour"),
+        ({"kafka": None}, "broker"),
+        ({"kafka": {"bootstrap_servers": "x:1", "group.id": "mine"}}, "group.id"),
+        ({"surprise": 1}, "surprise"),
+        ({"service": {"name": "a b"}}, "service.name"),
+        ({"service": {"assignor": "sticky"}}, "assignor"),
+        ({"from": "now"}, "from"),
+        ({"topics": {"colour": 1}}, "colour"),
+        ({"transaction_interval_ms": 0}, "transaction_interval_ms"),
+        ({"metrics": {"port": 99999}}, "metrics.port"),
+    ],
+)
+def test_what_is_wrong_is_named(write, sections, named, monkeypatch):
+    monkeypatch.delenv("UNDERCURRENT_BOOTSTRAP_SERVERS", raising=False)
+    with pytest.raises(ConfigError, match=named):
+        read_config(write(**sections))
+
+
+def test_the_mode_of_a_binding_is_part_of_the_probe_sets_fingerprint(write):
+    first = read_config(write())
+    second = read_config(write(bindings=[{**GUARD, "mode": "shadow"}]))
+    assert set_fingerprint(first.bounds) != set_fingerprint(second.bounds)
+    assert set_fingerprint(first.bounds) == set_fingerprint(reversed(first.bounds))
+
+
+@pytest.mark.parametrize(("command", "option"), [(app, "--config"), (replay_app, "--fail-on-diff")])
+def test_help_is_there(command, option):
+    result = CliRunner().invoke(command, ["run", "--help"] if command is app else ["--help"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    assert option in result.output
