@@ -50,6 +50,8 @@ class BindingRunner:
 
     def __init__(self, bounds: Sequence[Bound], service: str, clock: Clock) -> None:
         self._bounds = tuple(bounds)
+        # Asked once: whether a class fits a protocol takes longer than scoring a row.
+        self._batches = [bound.loaded.batch for bound in bounds]
         self._speakers = [Speaker(bound, service, clock) for bound in bounds]
         self._live: dict[int, dict[StreamId, _Live]] = defaultdict(dict)
         self._refused: dict[str, str] = {}
@@ -132,7 +134,7 @@ class BindingRunner:
         groups: dict[_Group, list[tuple[ActivationBlock, tuple[int, ...]]]] = defaultdict(list)
         for block in blocks:
             for number, bound in enumerate(self._bounds):
-                if bound.loaded.batch is None:
+                if self._batches[number] is None:
                     continue
                 layers = wanted_layers(bound.loaded.sample, block.layers)
                 if layers and block.positions:
@@ -141,7 +143,7 @@ class BindingRunner:
                     # No layer of it is wanted: nothing to score, and no reason to look at it record by record.
                     scores[id(block)][number] = Scores(values=_NONE)
         for (number, _, _), parts in groups.items():
-            batch = self._bounds[number].loaded.batch
+            batch = self._batches[number]
             assert batch is not None  # noqa: S101 - others were passed over above
             for (block, _), mine in zip(parts, _score_parts(batch, parts), strict=True):
                 scores[id(block)][number] = mine
