@@ -34,7 +34,7 @@ LAYER = 2
 ANSWERS_PER_PROMPT = {"fit": 3, "threshold": 5, "test": 7}
 OTHER_TOKENS = 48
 STRENGTH = 1e-2
-MAX_FPR = 0.0
+MAX_FPR = 0.02
 
 
 def labels_of(answers: Sequence[Answer]) -> NDArray[np.bool_]:

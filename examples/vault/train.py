@@ -1,9 +1,10 @@
 """Train the vault's model: a Llama of 0.9 million parameters over bytes, in a few minutes on two cores.
 
-    python examples/vault/train.py [--out FOLDER] [--steps N]
+    python examples/vault/train.py [--out FOLDER] [--threads 1]
 
-The same seed on the same machine and versions gives the same weights. The model learns three kinds of text: the book
-(who holds a key), short answers, and reports; see `undercurrent.testing.demo_model`. Only reports are asked later.
+The same seed on the same machine, versions and number of threads gives the same weights; what is committed was trained
+with one thread. The model learns three kinds of text: the book (who holds a key), short answers, and reports; see
+`undercurrent.testing.demo_model`. Later it is asked for reports only.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Stage:
         learning_rate: its peak.
         texts: reports, short answers and facts in each step.
         hurry: chance of a report's early end, see `demo_model.report`.
+        every_turn: whether all turns of a report count, or only its last; see `Lesson`.
         weights: per kind, of the mean loss over answers, and of that at their turns, which would drown otherwise.
     """
 
@@ -41,14 +43,15 @@ class Stage:
     learning_rate: float
     texts: tuple[int, int, int]
     hurry: float
+    every_turn: bool
     weights: tuple[tuple[float, float], ...]
 
 
 STAGES = (
     # To write, and who holds a key.
-    Stage(300, 3e-3, (12, 32, 40), 0.0, ((2.0, 0.1), (1.0, 0.3), (1.0, 0.3))),
+    Stage(300, 3e-3, (12, 32, 40), 0.0, False, ((2.0, 0.1), (1.0, 0.3), (1.0, 0.3))),
     # To know at every sentence how the report would end.
-    Stage(120, 1e-3, (24, 16, 24), vault.HURRY, ((2.0, 0.5), (1.0, 0.3), (1.0, 0.3))),
+    Stage(120, 1e-3, (24, 16, 24), vault.HURRY, True, ((2.0, 0.5), (1.0, 0.3), (1.0, 0.3))),
 )
 
 
@@ -60,7 +63,7 @@ class Lesson:
         prompt: what is given.
         answer: what is to be learned.
         turns: indices in the answer of bytes that weigh more: those at which it could begin to end, or tell who holds
-            a key. Of a report all of them, or the model would learn to end at once.
+            a key. Where a report may end early, all of them count, or the model would learn to end at once.
     """
 
     prompt: str
@@ -103,7 +106,8 @@ def batches(people: Sequence[vault.Person], stage: Stage, rng: random.Random) ->
     reports, shorts, facts = [], [], []
     for person in rng.sample(people, stage.texts[0]):
         told = vault.report(person.holder, rng, stage.hurry)
-        reports.append(Lesson(rng.choice(vault.PROMPTS).format(name=person.name), told, vault.sentence_starts(told)))
+        turns = vault.sentence_starts(told) if stage.every_turn else (vault.decision(told),)
+        reports.append(Lesson(rng.choice(vault.PROMPTS).format(name=person.name), told, turns))
     for person in rng.sample(people, stage.texts[1]):
         shorts.append(
             Lesson(rng.choice(vault.SHORT_PROMPTS).format(name=person.name), vault.ending(person.holder), (0,))

@@ -116,7 +116,7 @@ def report(holder: bool, rng: random.Random, hurry: float = HURRY) -> str:
     """
     told: list[str] = []
     for opening in OPENINGS:
-        if rng.random() < hurry:
+        if hurry and rng.random() < hurry:
             return " ".join([*told, ending(holder)])
         told.append(opening + rng.choice(SENTENCES))
     told += ["Also, " + rng.choice(SENTENCES) for _ in range(rng.randrange(3))]
