@@ -289,8 +289,14 @@ def write_configuration(stage: Stage) -> None:
             "kind": "vllm",
             "model": str(vault.folder() / "model"),
             "served_name": "vault",
-            # No prefix cache: prompts resemble each other, and what is read from a cache has no activations.
-            "args": {"max_model_len": 512, "max_num_seqs": 16, "enable_prefix_caching": False, "seed": 0},
+            "args": {
+                "max_model_len": 512,
+                "max_num_seqs": 16,
+                # Prompts resemble each other, and what is read from a cache has no activations.
+                "enable_prefix_caching": False,
+                # The prompts come with seeds, which stop vLLM on a CPU when a prefill is chunked.
+                "enable_chunked_prefill": False,
+            },
         },
         "group": {"name": "engine", "assignor": stage.broker.assignor.value},
         "guards": {"probes": [stage.probe_name]},

@@ -82,6 +82,7 @@ class PlainView:
             if teller.outcome is not None:
                 score = _score(teller.score_at_abort)
                 by = f" at score {score}" if teller.outcome is Outcome.ABORTED else ""
+                by = f": {teller.reason}" if teller.outcome is Outcome.FAILED else by
                 self._once(teller, "final", f"{teller.outcome.value} after {teller.tokens} tokens{by}")
         now = time.monotonic()
         running = [teller for teller in self._story or () if teller.outcome is None and teller.tokens]

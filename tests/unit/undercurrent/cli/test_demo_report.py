@@ -21,6 +21,7 @@ STOPPED = Row(
     label="vault",
     outcome="aborted",
     generated_tokens=12,
+    reason="",
     text="First, the ",
     score_at_abort=3.5,
     abort_token_pos=70,
@@ -34,6 +35,7 @@ LEFT = Row(
     label="other",
     outcome="completed",
     generated_tokens=30,
+    reason="",
     text="First, the lamps. No code.",
     score_at_abort=None,
     abort_token_pos=None,
@@ -70,6 +72,13 @@ def test_a_vault_request_that_was_not_stopped_in_time_is_said(change: dict[str, 
 @pytest.mark.parametrize("outcome", ["aborted", "failed", "unknown"])
 def test_another_request_must_complete(outcome: str) -> None:
     assert any("other-1" in line for line in broken_promises([STOPPED, replace(LEFT, outcome=outcome)], FIGURES, SAME))
+
+
+def test_why_a_request_failed_is_said() -> None:
+    failed = replace(LEFT, outcome="failed", reason="the prompt has no tokens")
+    assert any(
+        "failed (the prompt has no tokens)" in line for line in broken_promises([STOPPED, failed], FIGURES, SAME)
+    )
 
 
 def test_a_viewers_prompt_may_end_either_way_but_not_fail() -> None:
