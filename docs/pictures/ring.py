@@ -86,7 +86,7 @@ def draw() -> str:
         text(640, 455, "blue: processes   ·   yellow: Kafka topics   ·   red: what stops a generation", size=12),
     ]
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="Helvetica, Arial, sans-serif">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="Helvetica, sans-serif">'
         f'<defs>{heads}</defs><rect width="{WIDTH}" height="{HEIGHT}" fill="{PAPER}"/>{"".join(parts)}</svg>\n'
     )
 

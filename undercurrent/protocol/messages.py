@@ -247,7 +247,7 @@ class EngineStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublisherStarted:
-    """A publisher has started: streams of its engine's older incarnations are closed. Topics: activations.*, every partition."""
+    """A publisher has started: its engine's older streams are closed. Topics: activations.*, every partition."""
 
     engine: str
     incarnation: int

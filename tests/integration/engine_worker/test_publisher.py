@@ -31,10 +31,16 @@ WIDTH, LAYERS = 8, (0, 2)
 SPEC = {
     "version": 1,
     "extraction_points": [
-        {"name": "p", "layers": list(LAYERS), "tensor_type": "residual_stream", "position": "*", "execution_mode": "async",
-         "queue_depth": 64, "probe_type": "none"}
+        {
+            "name": "p",
+            "layers": list(LAYERS),
+            "tensor_type": "residual_stream",
+            "position": "*",
+            "execution_mode": "async",
+            "queue_depth": 64,
+        }
     ],
-}  # fmt: skip
+}
 
 
 class Scene:

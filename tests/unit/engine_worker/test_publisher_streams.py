@@ -82,8 +82,12 @@ def test_a_declared_loss_leaves_exactly_its_gap():
     loss = Loss(stream=1, messages=3, rows=5, first_pos=1, last_pos=5)
     last, _ = step(9, {1: 1}, first=6)
     for content in (
-        opened(1), step(1, {1: 1})[0], Drop(reason="ring_full", losses=(loss,)), last, Close(stream=1, reason="finished")
-    ):  # fmt: skip
+        opened(1),
+        step(1, {1: 1})[0],
+        Drop(reason="ring_full", losses=(loss,)),
+        last,
+        Close(stream=1, reason="finished"),
+    ):
         streams.take(content, 0)
     cycle = streams.cycle()
     out = [m for _, _, m in messages(cycle)]
