@@ -1,5 +1,6 @@
 """The demo's phases around an engine without a model: everything real but the tokens."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from undercurrent.cli.demo.play import Play
 from undercurrent.cli.demo.processes import Processes, ProcessFailedError
 from undercurrent.cli.demo.stage import Stage
 from undercurrent.cli.demo.view import PlainView
+from undercurrent.probes.folder import LinearArtefact, make_config, read_folder, write_folder
+from undercurrent.testing import demo_model as vault
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
@@ -22,6 +25,24 @@ class FakeStage(Stage):
         sections = yaml.safe_load(stage.engine_config.read_text())
         sections["engine"] = {"name": "demo", "kind": "fake", "args": {"width": 128, "step_s": 0.002}}
         stage.engine_config.write_text(yaml.safe_dump(sections))
+        shutil.copytree(vault.folder() / "probe", stage.folder / "probe")
+        shutil.copy(vault.folder() / "probes.yaml", stage.folder)
+        # The demo's probe refuses every model but its own.
+        own = read_folder(stage.folder / "probe")
+        fields = own.config.model_dump(exclude={"fingerprints"}) | {"threshold": 1e6}
+        write_folder(LinearArtefact(own.weight, own.bias, make_config(fields, "test")), stage.folder / "probe")
+        sections = yaml.safe_load(stage.probes_config.read_text())
+        stage.probes_config.write_text(yaml.safe_dump({**sections, "probes": "probes.yaml"}))
+        return stage
+
+
+class ForeignStage(FakeStage):
+    """A stage with the demo's own probe, which was fitted on another model than the scripted engine is."""
+
+    def at(self, address: str) -> Stage:
+        stage = super().at(address)
+        shutil.rmtree(stage.folder / "probe")
+        shutil.copytree(vault.folder() / "probe", stage.folder / "probe")
         return stage
 
 
@@ -49,6 +70,15 @@ def test_a_demo_in_which_nothing_is_stopped_says_so(tmp_path: Path) -> None:
     shown = (tmp_path / "shown.txt").read_text()
     assert "the embedded one, for development only" in shown
     assert "9 verdicts and" in shown
+
+
+def test_a_probe_that_refuses_the_model_is_said(tmp_path: Path) -> None:
+    stage = ForeignStage.set_up(tmp_path, keep=False)
+    with (tmp_path / "shown.txt").open("w") as out, Processes(stage.logs, env=stage.environment) as processes:
+        ending = Play(stage, processes, PlainView(Console(file=out)), []).run()
+    said = [line for line in ending.broken if line.startswith("the probe gave up on ask-")]
+    assert len(said) == 8
+    assert all("model" in line for line in said)
 
 
 def test_an_engine_that_cannot_start_is_named_with_its_words(tmp_path: Path) -> None:

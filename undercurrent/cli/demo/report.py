@@ -27,6 +27,7 @@ class Row:
         outcome: how it ended.
         generated_tokens: tokens generated in all.
         reason: what made it end so, in words; why it failed.
+        probe_error: what the probe raised on it, if it did.
         text: what was generated.
         score_at_abort: score of the probe that made it ask for the abort.
         abort_token_pos: position, over prompt plus answer, of the token with that score.
@@ -41,6 +42,7 @@ class Row:
     outcome: str
     generated_tokens: int
     reason: str
+    probe_error: str
     text: str
     score_at_abort: float | None
     abort_token_pos: int | None
@@ -88,6 +90,7 @@ class Row:
             "abort_token_pos": self.abort_token_pos,
             "latency_ms": self.latency_ms,
             "reason": self.reason,
+            "probe_error": self.probe_error,
             "reference_agrees": self.reference_agrees,
         }
 
@@ -124,6 +127,7 @@ def row_of(teller: Teller, label: Label, reference: Teller | None, secret: int |
         outcome=teller.outcome.value if teller.outcome is not None else "unknown",
         generated_tokens=teller.tokens,
         reason=teller.reason,
+        probe_error=teller.probe_error,
         text=teller.text,
         score_at_abort=teller.score_at_abort,
         abort_token_pos=teller.abort_token_pos,
@@ -168,6 +172,8 @@ def _of_requests(rows: Sequence[Row]) -> Iterable[str]:
         if not any(row.label == label for row in rows):
             yield f"no request of the kind {label!r} was run"
     for row in rows:
+        if row.probe_error:
+            yield f"the probe gave up on {row.id}: {row.probe_error}"
         if row.label == "vault":
             yield from _of_vault(row)
         elif row.label == "other" and row.outcome != Outcome.COMPLETED.value:

@@ -44,6 +44,9 @@ class Teller:
         applied_at_token: tokens that had been generated then.
         captured_at_us: when the activation behind the abort was captured.
         guards: state of each guarding probe in the final event.
+        attempt: the attempt that counts.
+        judged: the probe has said its last word.
+        probe_error: what the probe raised, if that was its last word.
     """
 
     request_id: str
@@ -63,6 +66,7 @@ class Teller:
     guards: dict[str, str] = field(default_factory=dict)
     attempt: int = 0
     judged: bool = False
+    probe_error: str = ""
 
     @property
     def latest_score(self) -> float | None:
@@ -154,8 +158,8 @@ class Story:
     def _verdict(teller: Teller, verdict: ProbeVerdict) -> Teller | None:
         if verdict.attempt < teller.attempt:
             return None
-        if verdict.kind is VerdictKind.RESULT:
-            teller.judged = True
+        if verdict.kind in (VerdictKind.RESULT, VerdictKind.ERROR):
+            teller.judged, teller.probe_error = True, verdict.error or teller.probe_error
         positions = np.frombuffer(verdict.score_positions, dtype="<i4")
         values = np.frombuffer(verdict.scores, dtype="<f4")
         if positions.size:

@@ -22,6 +22,7 @@ STOPPED = Row(
     outcome="aborted",
     generated_tokens=12,
     reason="",
+    probe_error="",
     text="First, the ",
     score_at_abort=3.5,
     abort_token_pos=70,
@@ -36,6 +37,7 @@ LEFT = Row(
     outcome="completed",
     generated_tokens=30,
     reason="",
+    probe_error="",
     text="First, the lamps. No code.",
     score_at_abort=None,
     abort_token_pos=None,
@@ -79,6 +81,11 @@ def test_why_a_request_failed_is_said() -> None:
     assert any(
         "failed (the prompt has no tokens)" in line for line in broken_promises([STOPPED, failed], FIGURES, SAME)
     )
+
+
+def test_a_probe_that_gave_up_is_said() -> None:
+    broken = broken_promises([STOPPED, replace(LEFT, probe_error="another model")], FIGURES, SAME)
+    assert broken == ["the probe gave up on other-1: another model"]
 
 
 def test_a_viewers_prompt_may_end_either_way_but_not_fail() -> None:

@@ -145,6 +145,12 @@ def test_a_story_ends_when_all_are_final_and_judged(story: Story) -> None:
     assert story.judged
 
 
+def test_an_error_is_the_probes_last_word(story: Story) -> None:
+    story.take(accepted(), 0)
+    story.take(verdict(VerdictKind.ERROR, error="another model"), 0)
+    assert (story["a"].judged, story["a"].probe_error) == (True, "another model")
+
+
 def test_requests_of_others_are_no_part_of_it(story: Story) -> None:
     assert story.take(accepted("somebody"), 0) is None
     assert [teller.request_id for teller in story] == ["a", "b"]
