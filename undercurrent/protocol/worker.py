@@ -517,4 +517,4 @@ class WorkerCore:
             return "proving"
         if not owned.caught_up:
             return "reading_back"
-        return "backlog" if owned.backlog() >= self.limits.max_waiting else None
+        return "backlog" if owned.is_full(self.limits.max_waiting) else None

@@ -57,6 +57,7 @@ class OwnedPartition:
         self.unreadable: set[int] = set()
         self.leaving: ReleaseReason | None = None
         self.leave_at_s = 0.0
+        self._full = False
         self._remembered: OrderedDict[str, Finished] = OrderedDict(past or {})
         self._committed: tuple[int, str] | None = None
         self._commit_sent_s: float | None = None
@@ -75,6 +76,12 @@ class OwnedPartition:
     def backlog(self) -> int:
         """Prompts that wait in memory."""
         return len(self.waiting) + len(self.urgent)
+
+    def is_full(self, limit: int) -> bool:
+        """Return whether intake should pause: from `limit` prompts on, until half of them have gone."""
+        # Resuming costs a fetch of what was fetched before, so it is not done for every single prompt.
+        self._full = self.backlog() >= (limit + 1) // 2 if self._full else self.backlog() >= limit
+        return self._full
 
     def lowest(self) -> tuple[int, object]:
         """Return the lowest unfinished offset, and its prompt's source where it is in memory."""

@@ -238,11 +238,15 @@ class EngineBench:
         """Send prompts; return their request ids, in order."""
         ids = [f"{prefix}-{uuid.uuid4().hex[:8]}" for _ in prompts]
         for request_id, prompt in zip(ids, prompts, strict=True):
-            self.send_request(
-                PromptRequest(
-                    request_id=request_id, prompt=prompt, sampling=Sampling(**sampling), created_at_us=_now_us()
-                )
+            request = PromptRequest(
+                request_id=request_id, prompt=prompt, sampling=Sampling(**sampling), created_at_us=_now_us()
             )
+            number = partition_of(request_id, self.plan.prompt_partitions)
+            value = self.codec.encode(request)
+            self._publisher.produce(self.plan.prompts, value, key=request_id.encode(), partition=number)
+        left = self._publisher.flush(_READ_S)
+        if left:
+            raise AssertionError(f"{left} prompts are not acknowledged")
         return ids
 
     def send_request(self, request: PromptRequest) -> int:

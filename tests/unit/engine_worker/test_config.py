@@ -1,0 +1,65 @@
+"""The engine worker's configuration."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine_worker.config import worker_config
+from undercurrent.errors import ConfigError, SpecError
+from undercurrent.kafka.client import Assignor
+
+KAFKA = {"kafka": {"bootstrap_servers": "localhost:1"}}
+POINTS = """
+version: 1
+extraction_points:
+  - {name: residual, layers: [0], tensor_type: residual_stream, position: "*", execution_mode: %s}
+"""
+
+
+def config(tmp_path, **sections):
+    return worker_config({**KAFKA, "engine": {"kind": "fake"}, **sections}, tmp_path)
+
+
+def test_defaults_and_names(tmp_path):
+    found = config(tmp_path, topics={"prefix": "x"})
+    assert (found.group_id, found.own.group.assignor) == ("x.engine", Assignor.COOPERATIVE_STICKY)
+    assert found.own.guards.probes == ()
+    assert found.points.names == []
+
+
+def test_limits_reach_the_protocol(tmp_path):
+    limits = config(tmp_path, limits={"max_in_flight": 3, "handover_s": 1}, guards={"wait_s": 0.25}).limits
+    assert (limits.max_in_flight, limits.handover_s, limits.guard_wait_s) == (3, 1.0, 0.25)
+
+
+def test_a_model_folder_is_looked_for_beside_the_file_and_a_name_is_left_alone(tmp_path):
+    (tmp_path / "model").mkdir()
+    beside = config(tmp_path, engine={"kind": "vllm", "model": "model"})
+    assert beside.own.engine.model == str(tmp_path / "model")
+    assert config(tmp_path, engine={"kind": "vllm", "model": "org/name"}).own.engine.model == "org/name"
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"engine": {"kind": "vllm"}}, "engine.model"),
+        ({"engine": {"kind": "other"}}, "engine.kind"),
+        ({"limits": {"max_in_flight": 0}}, "limits.max_in_flight"),
+        ({"limits": {"max_inflight": 1}}, "did you mean 'max_in_flight'"),
+        ({"guard": {}}, "did you mean 'guards'"),
+        ({"group": {"assignor": "sticky"}}, "group.assignor"),
+        ({"topics": {"partitions": 1}}, "topics"),
+    ],
+)
+def test_a_mistake_names_its_place(tmp_path, sections, message):
+    with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
+        config(tmp_path, **sections)
+
+
+def test_a_point_that_a_pipeline_cannot_honour_is_refused(tmp_path):
+    path = tmp_path / "points.yaml"
+    path.write_text(POINTS % "async", encoding="utf-8")
+    assert config(tmp_path, points="points.yaml").plan.points == ("residual",)
+    path.write_text(POINTS % "inline", encoding="utf-8")
+    with pytest.raises(SpecError, match="inline"):
+        config(tmp_path, points="points.yaml")

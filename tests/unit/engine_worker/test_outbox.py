@@ -1,0 +1,78 @@
+"""The queues before the producer."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine_worker.outbox import Item, Outbox
+from undercurrent.errors import ProducerFatalError
+from undercurrent.kafka.publisher import Delivery, DeliveryError
+
+
+class Client:
+    """A producer whose acknowledgements come when the test says so."""
+
+    def __init__(self):
+        self.sent, self.full = [], False
+
+    def produce(self, topic, value, *, key, partition, headers, on_delivery):
+        if self.full:
+            return DeliveryError("_QUEUE_FULL", "full", fatal=False)
+        self.sent.append((topic, partition, value, on_delivery))
+        return None
+
+    def acknowledge(self, count, error=None):
+        for topic, partition, _, on_delivery in self.sent[:count]:
+            on_delivery(Delivery(topic, partition, 5, 0.0, error))
+        del self.sent[:count]
+
+    def values(self):
+        return [value for _, _, value, _ in self.sent]
+
+
+@pytest.fixture
+def made():
+    client, failures = Client(), []
+    return client, Outbox(client, lambda work: work(), failures.append), failures
+
+
+def test_the_next_records_of_a_partition_wait_for_the_last_ones(made):
+    client, outbox, _ = made
+    for number in range(4):
+        outbox.send("t", 0, Item(b"k", bytes([number])))
+    outbox.send("t", 1, Item(b"k", b"x"))
+    assert client.values() == [b"\0", b"x"]
+    assert outbox.pending == 5
+    client.acknowledge(1)
+    assert client.values() == [b"x", b"\1", b"\2", b"\3"]
+    client.acknowledge(4)
+    assert outbox.pending == 0
+
+
+def test_who_wrote_a_record_hears_its_offset(made):
+    client, outbox, _ = made
+    heard = []
+    outbox.send("t", 0, Item(b"k", b"v", done=heard.append))
+    assert heard == []
+    client.acknowledge(1)
+    assert heard == [5]
+
+
+def test_a_record_that_did_not_arrive_ends_the_worker(made):
+    client, outbox, failures = made
+    heard = []
+    outbox.send("t", 0, Item(b"k", b"v", done=heard.append))
+    client.acknowledge(1, DeliveryError("_MSG_TIMED_OUT", "timed out", fatal=False))
+    assert heard == []
+    assert isinstance(failures[0], ProducerFatalError)
+    assert "timed out" in str(failures[0])
+
+
+def test_a_full_client_keeps_the_order(made):
+    client, outbox, failures = made
+    client.full = True
+    outbox.send("t", 0, Item(b"k", b"1"))
+    client.full = False
+    outbox.send("t", 0, Item(b"k", b"2"))
+    assert client.values() == [b"1", b"2"]
+    assert failures == []
