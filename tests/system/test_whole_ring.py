@@ -22,7 +22,7 @@ from undercurrent.testing.tiny_models import build_tiny_model
 
 pytestmark = [pytest.mark.kafka, pytest.mark.vllm, pytest.mark.faults, pytest.mark.timeout(900)]
 
-WIDTH, LAYER, MAX_LEN = 64, 2, 2048
+WIDTH, LAYER, MAX_LEN = 64, 2, 16_384
 # A killed member's partitions are free after this; production leaves more time.
 QUICK = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
 START_S = 240
@@ -183,7 +183,7 @@ def test_an_abort_stops_real_generation_and_five_hundred_finished_prompts_stay_f
     with EngineBench(apache_broker.settings(**QUICK), tmp_path, layers=(LAYER,), partitions=1) as bench:
         ring = Ring(bench, model, tmp_path)
         worker = ring.start_worker()
-        (open_one,) = bench.send(["open"], max_tokens=2000, temperature=0.0, ignore_eos=True)
+        (open_one,) = bench.send(["open"], max_tokens=16_000, temperature=0.0, ignore_eos=True)
         bench.wait(lambda: open_one in bench.between_tokens(), "the open one to run")
         ids = bench.send(["short"] * 500, max_tokens=1, temperature=0.0)
         bench.wait_finals(ids, 240)
@@ -198,7 +198,7 @@ def test_an_abort_stops_real_generation_and_five_hundred_finished_prompts_stay_f
             assert final.outcome is Outcome.ABORTED, ring.logs()
             assert final.abort is not None
             assert final.abort.probe == "loud"
-            assert final.generated_tokens < 2000
+            assert final.generated_tokens < 16_000
             after = [m for _, m in bench.messages(bench.plan.generations)[before:]]
             assert {m.request_id for m in after} == {open_one}
             assert all(len(bench.starts()[r]) == 1 for r in ids)
