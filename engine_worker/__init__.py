@@ -6,11 +6,13 @@ deltas.py        tokens gathered to one event per request and interval          
 records.py       dead letters and lost ends of streams                                        (pure)
 member.py        the Kafka thread: polls, rebalances, commits
 tail.py          reads generations, control, acknowledgements and verdicts on a thread
-outbox.py        writes everything but activations
+outbox.py        queues before the producer of everything but activations
+writer.py        what is written there
 driver.py        requests into the engine, deltas out of it
 publishing.py    the publisher process, seen from here
 worker.py        the asyncio loop that owns the protocol and carries out what it decides
 observer.py      metrics and readiness
+children.py      ends the processes below this one
 publisher.py, publisher_streams.py   the publisher process itself
 __main__.py      builds the clients
 """

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from engine_worker.config import WorkerConfig
@@ -19,9 +20,9 @@ from engine_worker.driver import EngineDriver
 from engine_worker.intake import Offer, content_hash_of, read_prompt
 from engine_worker.member import Member
 from engine_worker.observer import Observer
-from engine_worker.outbox import Item, Outbox
-from engine_worker.records import letter_of, lost_ends
+from engine_worker.outbox import Outbox
 from engine_worker.tail import LogTail
+from engine_worker.writer import Writer
 from undercurrent.adapters.base import EngineDelta
 from undercurrent.codec import Codec
 from undercurrent.errors import DecodeError
@@ -32,7 +33,6 @@ from undercurrent.protocol.messages import (
     ControlAck,
     ControlCommand,
     GenerationEvent,
-    GenerationKind,
     ProbeHeartbeat,
     ProbeVerdict,
     Released,
@@ -109,6 +109,7 @@ class EngineWorker:
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stop_sent = False
         self._parts: Parts | None = None
+        self._made_writer: Writer | None = None
 
     @property
     def parts(self) -> Parts:
@@ -117,9 +118,16 @@ class EngineWorker:
             raise RuntimeError("the worker is not attached")
         return self._parts
 
+    @property
+    def _writer(self) -> Writer:
+        if self._made_writer is None:
+            raise RuntimeError("the worker is not attached")
+        return self._made_writer
+
     def attach(self, parts: Parts) -> None:
         """Take what it works with; all of it reports to this worker."""
         self._parts = parts
+        self._made_writer = Writer(self._plan, self._codec, parts.outbox, parts.observer, self._deltas)
 
     async def run(self) -> None:
         """Work until a stop was asked for and is complete.
@@ -135,7 +143,7 @@ class EngineWorker:
         parts.observer.ready()
         timers = [
             asyncio.create_task(self._every(_TICK_S, self._tick)),
-            asyncio.create_task(self._every(self._config.own.limits.delta_interval_ms / 1000, self._flush_deltas)),
+            asyncio.create_task(self._every(self._config.own.limits.delta_interval_ms / 1000, self._writer.flush)),
         ]
         try:
             await self._done
@@ -181,10 +189,6 @@ class EngineWorker:
         stalled = self.parts.observer.tick(self.parts.core, self.parts.driver.running)
         if stalled is not None:
             self.on_failure(stalled)
-
-    def _flush_deltas(self, key: RunKey | None = None) -> None:
-        for partition, event in self._deltas.take(_now().wall_us, key):
-            self._generation(partition, event)
 
     # From the member.
 
@@ -270,7 +274,7 @@ class EngineWorker:
         self._deltas.add(key, delta.index, delta.token_ids, delta.text)
         self.parts.observer.tokens(len(delta.token_ids))
         if delta.finish_reason is not None:
-            self._flush_deltas(key)
+            self._writer.flush(key)
         self._do(
             core.delta(
                 key,
@@ -314,17 +318,17 @@ class EngineWorker:
         parts = self.parts
         match action:
             case Publish(partition=partition, message=message):
-                self._generation(partition, message)
+                self._writer.generation(partition, message)
             case Start():
                 self._start(action)
             case AbortEngine(key=key):
                 parts.driver.abort(key)
             case EndStreams():
-                self._end_streams(action)
+                self._writer.lost_ends(action, partial(self._lost, action))
             case DeadLetter():
-                self._dead_letter(action)
+                self._writer.dead_letter(action, partial(self._dead, action))
             case Acknowledge(ack=ack):
-                self._acknowledge(ack)
+                self._writer.answer(ack, partial(self._answered, ack.command_id))
             case Commit(partition=partition, offset=offset, metadata=metadata, serial=serial):
                 parts.member.commit(partition, offset, metadata, serial)
             case Tail(partition=partition, epoch=epoch, offset=offset):
@@ -344,18 +348,6 @@ class EngineWorker:
                 if not self._done.done():
                     self._done.set_result(None)
 
-    def _generation(self, partition: int, message: Accepted | Released | GenerationEvent) -> None:
-        if isinstance(message, Released) or (
-            isinstance(message, GenerationEvent) and message.kind is GenerationKind.FINAL
-        ):
-            key = RunKey(message.request_id, message.attempt)
-            self._flush_deltas(key)
-            if isinstance(message, Released):
-                self._deltas.close(key)
-        self.parts.observer.generation(message)
-        item = Item(message.request_id.encode(), self._codec.encode(message))
-        self.parts.outbox.send(self._plan.generations, partition, item)
-
     def _start(self, action: Start) -> None:
         core = self.parts.core
         origin = Origin(
@@ -367,43 +359,14 @@ class EngineWorker:
         self._deltas.open(action.key, origin)
         self.parts.driver.start(action.key, action.prompt)
 
-    def _end_streams(self, action: EndStreams) -> None:
-        left = list(lost_ends(self._plan, action, _now().wall_us))
+    def _answered(self, command_id: str) -> None:
+        self._do(self.parts.core.ack_delivered(command_id, _now()))
 
-        def ended(_: int) -> None:
-            left.pop()
-            if not left:
-                self._do(self.parts.core.streams_lost(action.key, action.streams, _now()))
+    def _dead(self, action: DeadLetter) -> None:
+        self._do(self.parts.core.dead_lettered(action.partition, action.offset, _now()))
 
-        if not left:
-            left.append(("", 0, None))  # type: ignore[arg-type]
-            ended(0)
-            return
-        logger.warning("%d streams end as lost: %s", len(left), action.detail)
-        for topic, partition, message in list(left):
-            item = Item(message.request_id.encode(), self._codec.encode(message), done=ended)
-            self.parts.outbox.send(topic, partition, item)
-
-    def _dead_letter(self, action: DeadLetter) -> None:
-        letter = letter_of(self._plan, action)
-        self.parts.observer.dead_letter(action.kind)
-        logger.warning("prompt %d of partition %d is dead: %s", action.offset, action.partition, action.kind)
-
-        def written(_: int) -> None:
-            self._do(self.parts.core.dead_lettered(action.partition, action.offset, _now()))
-
-        item = Item(letter.key, letter.value, letter.headers, written)
-        self.parts.outbox.send(letter.topic, letter.partition, item)
-
-    def _acknowledge(self, ack: ControlAck) -> None:
-        self.parts.observer.acknowledged(ack)
-
-        def delivered(_: int) -> None:
-            self._do(self.parts.core.ack_delivered(ack.command_id, _now()))
-
-        self.parts.outbox.send(
-            self._plan.acks, 0, Item(ack.request_id.encode(), self._codec.encode(ack), done=delivered)
-        )
+    def _lost(self, action: EndStreams) -> None:
+        self._do(self.parts.core.streams_lost(action.key, action.streams, _now()))
 
     def _tell_paused(self) -> None:
         hold = self.parts.observer.intake_held

@@ -6,6 +6,7 @@ A client that fetches answers such questions late and from its own view: the fet
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -13,12 +14,15 @@ from confluent_kafka import IsolationLevel, KafkaException
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # documented, left out of the stub
 
 from undercurrent.errors import TopicError, UnreachableError
+from undercurrent.kafka import codes
 from undercurrent.kafka.client import Isolation, KafkaSettings, error_of, make_admin, reason_of
 from undercurrent.kafka.records import Partition, client_partition
 
 if TYPE_CHECKING:
+    from confluent_kafka import TopicPartition
     from confluent_kafka.admin import AdminClient
 
+_AGAIN_S = 0.1
 _LEVELS = {
     Isolation.READ_COMMITTED: IsolationLevel.READ_COMMITTED,
     Isolation.READ_UNCOMMITTED: IsolationLevel.READ_UNCOMMITTED,
@@ -78,6 +82,15 @@ class OffsetLookup:
         question = {client_partition(where): spec() for where in partitions}
         if not question:
             return {}
+        deadline = time.monotonic() + self._timeout_s
+        while (answer := self._answer(question, isolation, deadline)) is None:
+            time.sleep(_AGAIN_S)
+        return answer
+
+    def _answer(
+        self, question: dict[TopicPartition, OffsetSpec], isolation: Isolation, deadline: float
+    ) -> dict[Partition, int] | None:
+        """Return the answer, or None when the question should be asked again."""
         futures = self._client().list_offsets(
             question, isolation_level=_LEVELS[isolation], request_timeout=self._timeout_s
         )
@@ -88,6 +101,13 @@ class OffsetLookup:
                 answer[partition] = future.result(self._timeout_s + 5.0).offset
             except KafkaException as exc:
                 error = error_of(exc)
+                # Who leads a partition may not have reached a client, or a broker, that has just started.
+                if error is not None and error.name() == "_NOENT" and time.monotonic() < deadline:
+                    return None
+                if error is not None and error.code() in codes.LEADER_MOVED and time.monotonic() < deadline:
+                    # The client would go on asking by the leader's epoch that it remembers; a new one asks afresh.
+                    self._admin = None
+                    return None
                 if error is not None and error.name() in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_PARTITION"):
                     raise TopicError(f"there is no partition {partition}") from exc
                 raise UnreachableError(f"offsets of {partition}: {reason_of(exc)}") from exc

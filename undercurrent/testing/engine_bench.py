@@ -28,6 +28,7 @@ import yaml
 from undercurrent.codec import Codec
 from undercurrent.kafka.admin import TopicAdmin
 from undercurrent.kafka.client import Assignor
+from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.publisher import Publisher
 from undercurrent.kafka.reader import AssignedReader
 from undercurrent.kafka.records import Record
@@ -179,6 +180,7 @@ class EngineBench:
         self.codec = Codec()
         self._assignor = assignor
         self._publisher = Publisher(settings)
+        self._lookup = OffsetLookup(settings)
         self._workers: list[WorkerProcess] = []
         TopicAdmin(settings).apply(self.plan)
         spec: dict[str, Any] = {
@@ -294,7 +296,8 @@ class EngineBench:
     def read(self, topic: str) -> list[Record]:
         """Return every record of a topic."""
         count = next(planned.partitions for planned in self.plan.topics() if planned.name == topic)
-        with AssignedReader(self.settings, {(topic, number): 0 for number in range(count)}) as reader:
+        starts = {(topic, number): 0 for number in range(count)}
+        with AssignedReader(self.settings, starts, lookup=self._lookup) as reader:
             return list(reader.read_to_end(_READ_S))
 
     def messages(self, topic: str) -> list[tuple[Record, Message]]:
