@@ -16,7 +16,7 @@ Orders come as JSON lines on standard input, reports leave as JSON lines on stan
                                                                             -> {"exited": NAME, "code": N}
     {"stop": NAME}      SIGTERM to it alone, as a container's runtime does
 
-Once orders have ended it takes its time (`GRACE_S`) to end processes politely, unless the signal `HURRY` comes.
+Its arguments are folders that it removes at the very end. Once orders have ended it takes its time (`GRACE_S`) to end processes politely, unless the signal `HURRY` comes.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import ctypes
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -205,6 +206,8 @@ def main() -> None:
     kept = Keeper(sys.stdin.fileno(), sys.stdout.fileno())
     signal.signal(HURRY, lambda _number, _frame: kept.hurry())
     kept.run()
+    for folder in sys.argv[1:]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

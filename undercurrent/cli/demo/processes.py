@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -48,7 +49,8 @@ class Processes:
         env: what is added to the environment of each.
         cwd: folder that they run in.
 
-    Use as a context manager: on leaving it, however that comes about, the whole tree ends.
+    Use as a context manager: on leaving it, however that comes about, the whole tree ends, and the folder for temporary
+    files that all of them share is removed.
     """
 
     def __init__(self, logs: Path, *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> None:
@@ -63,9 +65,12 @@ class Processes:
 
     def __enter__(self) -> Self:
         self._logs.mkdir(parents=True, exist_ok=True)
+        # Not below the work folder: sockets are put there, whose paths may not be longer than 107 bytes.
+        scratch = tempfile.mkdtemp(prefix="undercurrent-")
+        self._env["TMPDIR"] = scratch
         with (self._logs / "keeper.log").open("ab") as log:
             self._keeper = subprocess.Popen(
-                [sys.executable, "-m", keeper.__name__],
+                [sys.executable, "-m", keeper.__name__, scratch],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -67,8 +67,7 @@ class Stage:
         Raises:
             UnreachableError: there is no broker.
         """
-        for name in ("logs", "tmp"):
-            (folder / name).mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         broker = choose_broker()
         # On a broker that others use, too, a demo keeps to topics of its own.
         prefix = f"undercurrent-demo-{time.strftime('%Y%m%d-%H%M%S')}" if broker.kind == "given" else "undercurrent"
@@ -116,7 +115,6 @@ class Stage:
     def environment(self) -> dict[str, str]:
         """What is added to the environment of every process."""
         return {
-            "TMPDIR": str(self.folder / "tmp"),
             "HF_HUB_OFFLINE": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_LOGGING_LEVEL": "WARNING",

@@ -127,6 +127,16 @@ def test_a_second_interrupt_does_not_wait_for_goodbyes(tmp_path: Path) -> None:
     assert time.monotonic() - started < 5.0
 
 
+def test_temporary_files_have_a_short_path_and_are_removed(tmp_path: Path) -> None:
+    with Processes(tmp_path / ("long" * 30)) as processes:
+        processes.start("one", [sys.executable, "-c", "import tempfile; print(tempfile.mkstemp()[1])"])
+        assert processes.wait("one", 30) == 0
+        made = Path(last_lines(processes.log("one"))[0])
+        assert made.exists()
+        assert len(str(made.parent / "e2b44fc0-b44c-4603-97fa-92b6ff159111")) < 107
+    assert not made.parent.exists()
+
+
 def test_a_killed_keeper_takes_its_children_along(tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
         pid = processes.start("one", [sys.executable, "-c", "import time; time.sleep(600)"])
