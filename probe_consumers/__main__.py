@@ -94,7 +94,7 @@ def _watched(config: HostConfig, point: str, bounds: list[Bound], codec: Codec, 
             stable=slot is not None,
         ),
         aborts=AbortWriter(Publisher.control(config.kafka), plan.control, codec),
-        lookup=OffsetLookup(config.kafka),
+        lookup=OffsetLookup(config.kafka, timeout_s=2.0),  # the loop waits for it, and asks again
         codec=codec,
         clock=now_us,
         metrics=metrics,

@@ -163,11 +163,13 @@ class PointHost:
         if records:
             self._take(records)
         try:
-            self._mend()
-            self._fetch()
+            if time.monotonic() >= self._next_question_s:
+                self._mend()
+                self._fetch()
         except UnreachableError as exc:
-            # Tried again by the next round; a client that is beyond use says so where it polls.
+            # Tried again soon; a client that is beyond use says so where it polls.
             logger.warning("%s", exc)
+            self._next_question_s = time.monotonic() + _QUESTION_INTERVAL_S
         if time.monotonic() >= self._next_transaction_s and self._core.dirty:
             self._transact()
         self._report()
@@ -246,8 +248,7 @@ class PointHost:
 
     def _fetch(self) -> None:
         """Ask for what is committed of new partitions; those that the broker does not know yet are asked for again."""
-        now_s = time.monotonic()
-        if not self._fetching or self._group_metadata is None or now_s < self._next_question_s:
+        if not self._fetching or self._group_metadata is None:
             return
         asked = [Partition(self.topic, number) for number in sorted(self._fetching)]
         answers = self._subscriber.committed(asked, self._question_timeout_s)
@@ -287,18 +288,18 @@ class PointHost:
 
     def on_assigned(self, partitions: list[Partition]) -> None:
         """Take partitions."""
-        logger.info("%s: assigned %s", self.topic, [where.number for where in partitions])
+        logger.info("%s: assigned %s", self.topic, _numbers(partitions))
         self.joined = True
         self._fetching.update(action.partition for action in self._core.assign(where.number for where in partitions))
 
     def on_revoked(self, partitions: list[Partition]) -> None:
         """Give partitions up. What no transaction holds is left to the next owner: it comes to the same outputs."""
-        logger.info("%s: revoked %s", self.topic, [where.number for where in partitions])
+        logger.info("%s: revoked %s", self.topic, _numbers(partitions))
         self._give_up(partitions)
 
     def on_lost(self, partitions: list[Partition]) -> None:
         """Give up partitions that are somebody else's already."""
-        logger.warning("%s: lost %s", self.topic, [where.number for where in partitions])
+        logger.warning("%s: lost %s", self.topic, _numbers(partitions))
         self._give_up(partitions)
 
     def _give_up(self, partitions: list[Partition]) -> None:
@@ -311,3 +312,7 @@ class PointHost:
         self._metrics.counts(self._core.take_counts())
         self._metrics.open_streams(self.runner.open_streams)
         self.heartbeat.beat()
+
+
+def _numbers(partitions: Sequence[Partition]) -> str:
+    return ", ".join(str(where.number) for where in partitions) or "nothing"

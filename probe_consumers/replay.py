@@ -57,7 +57,11 @@ class Replay:
     def __init__(self, point: str, bounds: Sequence[Bound], spans: Mapping[int, Span], clock: Clock) -> None:
         self._spans = dict(spans)
         self._host = ProbeHost(
-            point, set_fingerprint(bounds), BindingRunner(bounds, REPLAY_SERVICE, clock), _NO_LIMIT_US
+            point,
+            set_fingerprint(bounds),
+            BindingRunner(bounds, REPLAY_SERVICE, clock),
+            _NO_LIMIT_US,
+            contiguous=False,  # a replay of some requests leaves the others' records out
         )
         self._host.assign(spans)
         for number, span in spans.items():

@@ -1,8 +1,9 @@
 """How assigned partitions are fetched: where each stands, which stand still, and what the client needs to be told.
 
-The part of a group member that is not about the group. It hides four habits of librdkafka: a seek is refused until the
-assignment has reached the fetcher; a seek does not wake a partition that went out of range; `resume` does not wake the
-broker's thread while nothing else is fetched; `consume` waits until it has all that it was asked for.
+The part of a group member that is not about the group. It hides five habits of librdkafka: a seek is refused until the
+assignment has reached the fetcher; a seek while a logical offset is being looked up is undone by the answer; a seek
+does not wake a partition that went out of range; `resume` does not wake the broker's thread while nothing else is
+fetched; `consume` waits until it has all that it was asked for.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from confluent_kafka import OFFSET_END, KafkaException
+from confluent_kafka import KafkaException
 
 from undercurrent.errors import UnreachableError
 from undercurrent.kafka import codes
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 # How long a poll may last while a partition waits to be sought.
 _SETTLING_POLL_S = 0.02
 _NEVER_MS = 2**53
+# Where a partition stands, paused, until it is started. Not OFFSET_END: librdkafka looks a logical offset up, and when
+# the answer is older than a seek it asks again and goes there, over every record between.
+_HELD_AT = 0
 
 
 def poll_messages(consumer: Consumer, max_records: int, timeout_s: float) -> list[Message]:
@@ -73,9 +77,9 @@ class Fetching:
 
     def assign(self, partitions: list[Partition]) -> None:
         """Take these, paused; where only all can be assigned at once, these are all."""
-        # From the end and paused: librdkafka neither looks for a committed offset, which the owner asks for itself and
-        # whose absence would be an error, nor fetches anything before `start`.
-        starts = [client_partition(where, OFFSET_END) for where in partitions]
+        # At an offset and paused: librdkafka neither looks for a committed offset, which the owner asks for itself and
+        # whose absence would be an error, nor fetches before `start` more than what a first request may bring.
+        starts = [client_partition(where, _HELD_AT) for where in partitions]
         if self._incremental:
             self._consumer.incremental_assign(starts)
         else:
@@ -192,7 +196,7 @@ class Fetching:
         else:
             # Only all at once; every started partition is sought again.
             starts = [
-                client_partition(ours, OFFSET_END if offset is None else offset)
+                client_partition(ours, _HELD_AT if offset is None else offset)
                 for ours, offset in self._positions.items()
             ]
             self._consumer.assign(starts)
@@ -218,8 +222,9 @@ class Fetching:
         position = self._positions.get(where)
         event = event_of(message, -1 if position is None else position)
         # An error that names no topic is the client's own, logged by it, and it goes on trying.
-        if event is None or (where.number >= 0 and position is None):
+        if event is None:
             return
-        self._events.append(event)
-        if event.problem is PartitionProblem.OUT_OF_RANGE:
+        if event.problem is PartitionProblem.OUT_OF_RANGE and where in self._positions:
             self._stalled.add(where)
+        if where.number < 0 or position is not None:
+            self._events.append(event)

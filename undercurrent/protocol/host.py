@@ -36,6 +36,7 @@ class _Partition:
     table: StreamTable
     emit_from: int
     position: int
+    hole_at: int | None = None
     committed: tuple[int, int] | None = None
     verdicts: list[ProbeVerdict] = field(default_factory=list)
     dead_letters: list[DeadLetter] = field(default_factory=list)
@@ -58,13 +59,23 @@ class ProbeHost:
         fingerprint: of the probe set.
         runner: runs the probes.
         abort_max_age_us: an older record aborts nothing.
+        contiguous: every offset is expected; False where records are left out on purpose.
     """
 
-    def __init__(self, point: str, fingerprint: str, runner: StreamRunner, abort_max_age_us: int) -> None:
+    def __init__(
+        self,
+        point: str,
+        fingerprint: str,
+        runner: StreamRunner,
+        abort_max_age_us: int,
+        *,
+        contiguous: bool = True,
+    ) -> None:
         self._point = point
         self._fingerprint = fingerprint
         self._runner = runner
         self._abort_max_age_us = abort_max_age_us
+        self._contiguous = contiguous
         self._assigned: set[int] = set()
         self._active: dict[int, _Partition] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
@@ -178,15 +189,34 @@ class ProbeHost:
             now_us: microseconds since the Unix epoch, for the age of aborts alone.
 
         Returns:
-            Aborts to send at once.
+            Aborts to send at once; partitions to read again from an offset that was passed over.
         """
         steps: list[Step] = []
+        actions: list[Action] = []
+        jumped: set[int] = set()
         for record in batch:
-            state = self._active.get(record.partition)
-            if state is not None and record.offset >= state.position:
-                steps.extend(self._steps(state, record))
-                state.position = record.offset + 1
-        return self._run(steps, now_us)
+            number, state = record.partition, self._active.get(record.partition)
+            if state is None or number in jumped or record.offset < state.position:
+                continue
+            if self._contiguous and record.offset > state.position:
+                if state.hole_at != state.position:
+                    # Nothing on the topic takes offsets but records: either the client passed some over, which has been
+                    # seen, or they are gone. Reading again from there tells which.
+                    state.hole_at = state.position
+                    jumped.add(number)
+                    actions.append(Read(number, state.position))
+                    continue
+                actions += self._hole(state, record)
+            steps.extend(self._steps(state, record))
+            state.position = record.offset + 1
+        return [*self._run(steps, now_us), *actions]
+
+    def _hole(self, state: _Partition, record: Incoming) -> list[Action]:
+        if record.offset <= state.emit_from:
+            return []
+        lost = Declaration(notice=Notice.HOLE, from_offset=state.position, to_offset=record.offset)
+        self._declare_loss(state, record.partition, lost)
+        return [Declare(record.partition, lost)]
 
     def _steps(self, state: _Partition, record: Incoming) -> Iterable[Step]:
         silent = record.offset < state.emit_from

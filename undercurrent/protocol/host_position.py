@@ -69,11 +69,12 @@ class Notice(StrEnum):
     PROBES_CHANGED = "probes_changed"
     OUT_OF_RANGE = "out_of_range"
     TRUNCATED = "truncated"
+    HOLE = "hole"
 
     @property
     def is_loss(self) -> bool:
         """Whether records are missing from the log."""
-        return self in (Notice.OUT_OF_RANGE, Notice.TRUNCATED)
+        return self in (Notice.OUT_OF_RANGE, Notice.TRUNCATED, Notice.HOLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from undercurrent.protocol.host import ProbeHost
 from undercurrent.protocol.host_events import Commit, Declare, Emission, Fetch, Incoming, Read
 from undercurrent.protocol.host_position import Declaration, HostMetadata, Notice, Resume
@@ -129,4 +131,38 @@ def test_a_failed_transaction_starts_every_partition_over():
     host.begin(0, Resume(offset=0, emitted_up_to=0))
     stream = StreamBuilder("r")
     host.records([record(0, stream.started()), record(1, stream.ended())], 0)
+    assert len(host.transaction().verdicts) == 1
+
+
+def test_a_jump_is_read_again_and_only_a_hole_that_stays_is_declared():
+    host, _ = make_host()
+    streams = [StreamBuilder(name) for name in ("a", "b")]
+    log = [record(at, stream.started()) for at, stream in enumerate(streams)]
+    assert host.records([log[1]], 0) == [Read(0, 0)]
+    assert host.emitted_up_to == {0: 0}
+    assert host.records(log, 0) == []
+    end = record(5, streams[0].ended())
+    assert host.records([end, record(6, streams[1].ended())], 0) == [Read(0, 2)]
+    hole = Declaration(notice=Notice.HOLE, from_offset=2, to_offset=5)
+    assert host.records([end, record(6, streams[1].ended())], 0) == [Declare(0, hole)]
+    transaction = host.transaction()
+    assert [item.request_id for item in transaction.verdicts] == ["a", "b"]
+    assert [(item.cause, item.offset, item.to_offset) for item in transaction.dead_letters] == [("hole", 2, 5)]
+
+
+def test_a_jump_in_one_partition_does_not_hold_up_another():
+    host, _ = make_host()
+    host.begin(1, Resume(offset=0, emitted_up_to=0))
+    good = StreamBuilder("good")
+    others = [replace(record(at, message), partition=1) for at, message in enumerate((good.started(), good.ended()))]
+    assert host.records([record(3, StreamBuilder("x").started()), *others], 0) == [Read(0, 0)]
+    assert [item.request_id for item in host.transaction().verdicts] == ["good"]
+
+
+def test_where_records_are_left_out_on_purpose_nothing_is_declared():
+    host = ProbeHost("residual", "f", EndsOnly(), abort_max_age_us=1, contiguous=False)
+    host.assign([0])
+    host.begin(0, Resume(offset=0, emitted_up_to=0))
+    stream = StreamBuilder("r")
+    assert host.records([record(4, stream.started()), record(9, stream.ended())], 0) == []
     assert len(host.transaction().verdicts) == 1

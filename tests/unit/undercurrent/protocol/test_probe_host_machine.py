@@ -195,6 +195,7 @@ class CountingRunner:
 class Member:
     host: ProbeHost
     fetch_from: dict[int, int] = field(default_factory=dict)
+    jumped: set[tuple[int, int]] = field(default_factory=set)
 
 
 def read_outputs(verdicts):
@@ -481,6 +482,18 @@ class HostsUnderFire(RuleBasedStateMachine):
             member.fetch_from[number] = max(0, member.fetch_from[number] - 2)
         self.poll(member, 3)
 
+    @precondition(lambda self: any(len(log) > 8 for log in self.logs.values()))
+    @rule(index=member, skip=st.integers(1, 4))
+    def client_jumps(self, index, skip):
+        """A client that passes records over, as a seek that is undone has been seen to do."""
+        member = self.members[index]
+        for number in member.host.emitted_up_to:
+            here = number, member.fetch_from[number]
+            if here not in member.jumped:  # what is passed over twice is taken for a hole in the log
+                member.jumped.add(here)
+                member.fetch_from[number] = min(here[1] + skip, len(self.logs[number]))
+        self.poll(member, 3)
+
     # --- what must hold
 
     @invariant()
@@ -498,6 +511,8 @@ class HostsUnderFire(RuleBasedStateMachine):
         if not hasattr(self, "members"):
             return
         for member in self.members:
+            # Once more where the client had passed records over.
+            self.poll(member, 10**6)
             self.poll(member, 10**6)
             self.write(member)
         for number, log in self.logs.items():
