@@ -16,7 +16,8 @@ Orders come as JSON lines on standard input, reports leave as JSON lines on stan
                                                                             -> {"exited": NAME, "code": N}
     {"stop": NAME}      SIGTERM to it alone, as a container's runtime does
 
-Its arguments are folders that it removes at the very end. Once orders have ended it takes its time (`GRACE_S`) to end processes politely, unless the signal `HURRY` comes.
+Once orders have ended it takes its time (`GRACE_S`) to end processes politely, unless the signal `HURRY` comes. Its
+arguments are folders that it removes last.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -58,6 +59,7 @@ class Processes:
         self._env = dict(env or {})
         self._cwd = cwd or Path.cwd()
         self._keeper: subprocess.Popen[bytes] | None = None
+        self._scratch = ""
         self._buffer = b""
         self._pids: dict[str, int] = {}
         self._codes: dict[str, int] = {}
@@ -66,11 +68,11 @@ class Processes:
     def __enter__(self) -> Self:
         self._logs.mkdir(parents=True, exist_ok=True)
         # Not below the work folder: sockets are put there, whose paths may not be longer than 107 bytes.
-        scratch = tempfile.mkdtemp(prefix="undercurrent-")
-        self._env["TMPDIR"] = scratch
+        self._scratch = tempfile.mkdtemp(prefix="undercurrent-")
+        self._env["TMPDIR"] = self._scratch
         with (self._logs / "keeper.log").open("ab") as log:
             self._keeper = subprocess.Popen(
-                [sys.executable, "-m", keeper.__name__, scratch],
+                [sys.executable, "-m", keeper.__name__, self._scratch],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -166,6 +168,8 @@ class Processes:
             process.send_signal(keeper.HURRY)
             process.wait(_CLOSE_S)
             raise
+        finally:
+            shutil.rmtree(self._scratch, ignore_errors=True)  # the keeper did so, unless it was killed
 
     def _order(self, order: Mapping[str, object]) -> None:
         try:
