@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from undercurrent.codec import Codec
 from undercurrent.codec.framing import HEADER_BYTES
@@ -12,7 +13,7 @@ from undercurrent.errors import DecodeError
 from undercurrent.kafka.records import Record
 from undercurrent.protocol.messages import PromptRequest, Sampling
 from undercurrent.protocol.worker_types import Defect, Prompt
-from undercurrent.topics import partition_of
+from undercurrent.topics import MAX_REQUEST_ID_BYTES, partition_of
 
 BAD_REQUEST = "bad_request"
 UNDECODABLE = "undecodable"
@@ -104,8 +105,8 @@ def _bad_sampling(sampling: Sampling, max_children: int) -> str | None:
         return f"sampling.top_p is {sampling.top_p}; accepted: above 0, at most 1"
     if sampling.top_k is not None and sampling.top_k < -1:
         return f"sampling.top_k is {sampling.top_k}; accepted: -1 or 0 for all, else above 0"
-    if sampling.repetition_penalty is not None and not sampling.repetition_penalty > 0.0:
-        return f"sampling.repetition_penalty is {sampling.repetition_penalty}; it must be above 0"
+    if sampling.repetition_penalty is not None and not 0.0 < sampling.repetition_penalty < inf:
+        return f"sampling.repetition_penalty is {sampling.repetition_penalty}; it must be above 0 and finite"
     for name, least, most in _RANGES:
         value = getattr(sampling, name)
         # Written so that NaN is refused too.
@@ -121,6 +122,9 @@ def _misplaced(record: Record, partitions: int) -> Defect | None:
         request_id = record.key.decode()
     except UnicodeDecodeError:
         return Defect(kind=BAD_KEY, error="the record's key is not UTF-8; it must be the request id")
+    if len(record.key) > MAX_REQUEST_ID_BYTES:
+        error = f"the request id has {len(record.key)} bytes; accepted: up to {MAX_REQUEST_ID_BYTES}"
+        return Defect(kind=BAD_KEY, error=error)
     right = partition_of(request_id, partitions)
     if right != record.partition:
         return Defect(kind=BAD_PARTITION, error=f"this key belongs to partition {right} (murmur2), not here")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
+from operator import index
 from typing import Any
 
 from undercurrent.core import ProbeAction, ProbeSignal
+from undercurrent.errors import ProbeError
 from undercurrent.probes import Binding, LoadedProbe
 from undercurrent.protocol.messages import (
     ActivationBlock,
@@ -21,6 +24,13 @@ from undercurrent.protocol.messages import (
     VerdictKind,
 )
 from undercurrent.protocol.streams import StreamId
+
+# What a probe says ends up in one verdict, which must fit its topic: these bounds keep it below 600 kB.
+MAX_TEXT_CHARS = 2000
+MAX_WORDS = 32
+
+FAULTS = (Exception, SystemExit)
+"""What a probe may raise: anything, and `sys.exit()` in it must not end the host, at every start again."""
 
 Clock = Callable[[], int]
 """Microseconds since the Unix epoch."""
@@ -138,8 +148,8 @@ class Speaker:
             VerdictKind.SIGNAL,
             action=action_of(signal),
             score=None if score is None else float(score),
-            token_pos=None if signal.token_pos is None else int(signal.token_pos),
-            layer=None if signal.layer is None else int(signal.layer),
+            token_pos=index_of(signal.token_pos, "token_pos"),
+            layer=index_of(signal.layer, "layer"),
             clear_up_to=clear_up_to,
             metadata=words(signal.metadata),
         )
@@ -177,13 +187,40 @@ def action_of(signal: ProbeSignal) -> VerdictAction:
 
 
 def words(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Return a probe's own metadata as texts."""
-    return {text_of(key): text_of(value) for key, value in metadata.items()}
+    """Return a probe's own metadata as texts; past the first `MAX_WORDS` only how many more there are."""
+    kept = {text_of(key): text_of(value) for key, value in islice(metadata.items(), MAX_WORDS)}
+    return kept if len(metadata) <= MAX_WORDS else {**kept, "...": f"{len(metadata) - MAX_WORDS} more"}
 
 
 def text_of(value: object) -> str:
-    """Return anything as text that can be encoded."""
-    return str(value).encode("utf-8", "replace").decode()
+    """Return anything as text that can be encoded, cut where it is longer than `MAX_TEXT_CHARS`."""
+    text = str(value).encode("utf-8", "replace").decode()
+    return text if len(text) <= MAX_TEXT_CHARS else text[: MAX_TEXT_CHARS - 4] + " ..."
+
+
+def error_of(exc: BaseException) -> str:
+    """Return what a probe raised, as text; also where the exception cannot say it itself."""
+    try:
+        return text_of(f"{type(exc).__name__}: {exc}")
+    except Exception:  # a probe's exception may raise anything in its turn
+        return f"{type(exc).__name__}, which cannot be shown"
+
+
+def index_of(value: Any, name: str) -> int | None:  # noqa: ANN401 - a probe gave it
+    """Return a position or layer that a probe named, as an integer that a verdict can carry.
+
+    Raises:
+        ProbeError: it is none.
+    """
+    if value is None:
+        return None
+    try:
+        number = index(value)
+    except TypeError:
+        raise ProbeError(f"{name} {value!r:.60}; accepted: an integer") from None
+    if not -1 <= number < 2**31:
+        raise ProbeError(f"{name} {number}; accepted: up to {2**31 - 1}")
+    return number
 
 
 def captured_at(block: ActivationBlock | None) -> int | None:

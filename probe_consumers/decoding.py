@@ -7,6 +7,7 @@ from undercurrent.errors import CodecError, DecodeError
 from undercurrent.kafka.records import Record
 from undercurrent.protocol.host_events import Incoming
 from undercurrent.protocol.messages import ActivationBlock, Message
+from undercurrent.topics import MAX_REQUEST_ID_BYTES
 
 
 def incoming(codec: Codec, record: Record) -> Incoming:
@@ -17,6 +18,7 @@ def incoming(codec: Codec, record: Record) -> Incoming:
         message = codec.decode(record.value)
         if isinstance(message, ActivationBlock):
             check_arrays(message)
+        _check_id(message)
     except CodecError as exc:
         message, error = None, str(exc)
     return Incoming(
@@ -27,6 +29,13 @@ def incoming(codec: Codec, record: Record) -> Incoming:
         error=error,
         raw=record,
     )
+
+
+def _check_id(message: Message) -> None:
+    request_id = getattr(message, "request_id", "")
+    size = len(request_id.encode())
+    if size > MAX_REQUEST_ID_BYTES:
+        raise DecodeError(f"a request id of {size} bytes; accepted: up to {MAX_REQUEST_ID_BYTES}")
 
 
 def check_arrays(block: ActivationBlock) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from probe_consumers.bound import Bound, Source, Speaker, action_of, text_of, words
+from probe_consumers.bound import FAULTS, Bound, Source, Speaker, action_of, error_of, index_of, text_of, words
 from undercurrent.codec import as_array, positions, views
 from undercurrent.core import BatchProbe, Probe, ProbeAction, ProbeResult, ProbeSignal, RequestContext, StreamFacts
 from undercurrent.errors import ProbeError
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 # A verdict must fit into a topic with the broker's default limit of 1 MiB.
 _MOST_SCORE_BYTES = 256 * 1024
+# Two numbers far apart in a stream that somebody made up can add up to more than a verdict's field holds.
+_MOST_MISSING = 2**63 - 1
 _STRENGTH = (ProbeAction.CONTINUE, ProbeAction.FLAG, ProbeAction.ABORT)
 
 
@@ -37,7 +40,7 @@ class Scores:
 
     layers: tuple[int, ...] = ()
     values: NDArray[np.float32] | None = None
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,7 @@ class Run:
             self._bound.loaded.check(facts)
             self._probe = self._bound.loaded.factory.spawn(self._stream.id.request_id, self._bound.binding.point)
             self._probe.on_start(self._context)
-        except Exception as exc:  # a probe may raise anything; it ends for this request alone
+        except FAULTS as exc:  # it ends for this request alone
             yield self._fail(source, exc)
 
     def take(
@@ -130,7 +133,7 @@ class Run:
         try:
             signals, unsaid = self._judge(block, scores)
             said = list(self._signals(source, signals, clear_up_to))
-        except Exception as exc:  # as above
+        except FAULTS as exc:
             yield from self._flush()
             yield self._fail(source, exc)
             return
@@ -147,7 +150,7 @@ class Run:
             return
         try:
             verdict = self._result(source, self._probe.on_end(self._context))
-        except Exception as exc:  # as above
+        except FAULTS as exc:
             if not self._failed:
                 yield from self._flush()
                 yield self._fail(source, exc)
@@ -169,12 +172,19 @@ class Run:
                 self._stream.id,
                 self._source,
                 VerdictKind.WATERMARK,
-                score=getattr(self._probe, "aggregate", None),
+                score=self._aggregate(),
                 clear_up_to=self._clear_up_to if group is groups[-1] else said,
                 score_positions=b"".join(item.positions for item in group),
                 score_layers=group[0].layers,
                 scores=b"".join(item.scores for item in group),
             )
+
+    def _aggregate(self) -> float | None:
+        try:
+            value = getattr(self._probe, "aggregate", None)
+        except FAULTS:  # its verdict goes without
+            return None
+        return float(value) if isinstance(value, Real) else None
 
     def _flush(self) -> Iterator[Emission]:
         return (Emission(verdict=verdict) for verdict in self.watermarks())
@@ -233,18 +243,18 @@ class Run:
             action=VerdictAction.CONTINUE if strongest is None else action_of(strongest),
             verdict=text_of(result.verdict),
             score=None if score is None else float(score),
-            token_pos=None if strongest is None else strongest.token_pos,
-            layer=None if strongest is None else strongest.layer,
+            token_pos=None if strongest is None else index_of(strongest.token_pos, "token_pos"),
+            layer=None if strongest is None else index_of(strongest.layer, "layer"),
             clear_up_to=self._clear_up_to,
             scored=self._scored,
             complete=self._stream.complete,
-            missing=self._stream.missing,
+            missing=min(self._stream.missing, _MOST_MISSING),
             partial=self._stream.partial,
             end_reason=self._stream.end_reason,
             metadata=words({key: value for key, value in result.metadata.items() if key != "score"}),
         )
 
-    def _fail(self, source: Source, exc: Exception) -> Emission:
+    def _fail(self, source: Source, exc: BaseException) -> Emission:
         self._failed = True
         name = self._bound.binding.name
         logger.warning("probe %s raised %s", name, type(exc).__name__, exc_info=not isinstance(exc, ProbeError))
@@ -254,7 +264,7 @@ class Run:
             VerdictKind.ERROR,
             clear_up_to=self._clear_up_to,
             scored=self._scored,
-            error=text_of(f"{type(exc).__name__}: {exc}"),
+            error=error_of(exc),
         )
         return Emission(verdict=verdict, timestamp_us=source.timestamp_us)
 

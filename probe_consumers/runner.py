@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probe_consumers.bound import Bound, Clock, Source, Speaker, captured_at
+from probe_consumers.bound import FAULTS, Bound, Clock, Source, Speaker, captured_at
 from probe_consumers.run import Run, Scores, rows_of
 from undercurrent.core import BatchProbe, wanted_layers
-from undercurrent.errors import ShapeError
+from undercurrent.errors import ProbeError, ShapeError
 from undercurrent.protocol.host_events import Emission, Step
 from undercurrent.protocol.messages import ActivationBlock, ProbeVerdict
 from undercurrent.protocol.streams import Arrived, Closed, Joined, Opened, Stream, StreamId
@@ -136,7 +136,11 @@ class BindingRunner:
             for number, bound in enumerate(self._bounds):
                 if self._batches[number] is None:
                     continue
-                layers = wanted_layers(bound.loaded.sample, block.layers)
+                try:
+                    layers = _scored_layers(bound, block)
+                except FAULTS as exc:  # it ends for that request alone
+                    scores[id(block)][number] = Scores(error=exc)
+                    continue
                 if layers and block.positions:
                     groups[number, block.dtype, block.width].append((block, layers))
                 else:
@@ -153,6 +157,14 @@ class BindingRunner:
 _NONE: NDArray[np.float32] = np.empty((0, 0), np.float32)
 
 
+def _scored_layers(bound: Bound, block: ActivationBlock) -> tuple[int, ...]:
+    layers = wanted_layers(bound.loaded.sample, block.layers)
+    foreign = sorted(set(layers) - set(block.layers))
+    if foreign:
+        raise ProbeError(f"layers_to_score named {foreign}; accepted: some of {list(block.layers)}")
+    return layers
+
+
 def _score_parts(batch: BatchProbe, parts: Sequence[tuple[ActivationBlock, tuple[int, ...]]]) -> list[Scores]:
     """Score blocks of one dtype and width together; where that raises, one by one: only the guilty one fails."""
     stacked: list[NDArray[Any]] = [rows_of(block, layers) for block, layers in parts]
@@ -161,13 +173,14 @@ def _score_parts(batch: BatchProbe, parts: Sequence[tuple[ActivationBlock, tuple
         values = batch.score(rows)
         if values.shape != (len(rows),):
             raise ShapeError(f"score gave {list(values.shape)} for {len(rows)} rows; accepted: one score per row")
-    except Exception as exc:  # a probe may raise anything; it ends for that request alone
+        values = np.ascontiguousarray(values, np.float32)
+    except FAULTS as exc:  # it ends for that request alone
         if len(parts) == 1:
             return [Scores(error=exc)]
         return [_score_parts(batch, [part])[0] for part in parts]
     cuts = np.cumsum([len(rows) for rows in stacked])[:-1]
     return [
-        Scores(layers, np.ascontiguousarray(mine, np.float32).reshape(-1, len(layers)))
+        Scores(layers, mine.reshape(-1, len(layers)))
         for (_, layers), mine in zip(parts, np.split(values, cuts), strict=True)
     ]
 

@@ -25,6 +25,9 @@ DAY_MS = 24 * HOUR_MS
 DLQ_SUFFIX = ".dlq"
 # A dead letter carries its original bytes and a few headers, so its topic takes somewhat more than the source does.
 DLQ_EXTRA_BYTES = 64 * 1024
+# Every message of a request carries its id twice, as key and as field. An id that fits one topic must fit them all, or
+# whoever has to answer it never gets on.
+MAX_REQUEST_ID_BYTES = 1024
 _NAME = re.compile(r"^[A-Za-z0-9._-]{1,180}$")
 
 

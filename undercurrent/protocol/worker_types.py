@@ -14,6 +14,8 @@ from undercurrent.protocol.messages import (
     Released,
 )
 
+MAX_ERROR_CHARS = 2000
+
 
 class Now(NamedTuple):
     """The time of an event.
@@ -47,11 +49,16 @@ class Defect:
 
     Args:
         kind: finish reason of its failed final: bad_request or undecodable.
-        error: what is wrong and what would be right.
+        error: what is wrong and what would be right; longer than `MAX_ERROR_CHARS` it is cut.
     """
 
     kind: str
     error: str
+
+    def __post_init__(self) -> None:
+        # An error often repeats what its prompt says; a final that no topic takes would end every worker that tries.
+        if len(self.error) > MAX_ERROR_CHARS:
+            object.__setattr__(self, "error", self.error[: MAX_ERROR_CHARS - 4] + " ...")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,6 +59,7 @@ def test_points_are_taken_once_each_in_the_order_given_and_may_be_none():
         ({"sampling": Sampling(top_k=-2)}, "sampling.top_k"),
         ({"sampling": Sampling(min_p=1.5)}, "sampling.min_p"),
         ({"sampling": Sampling(presence_penalty=3)}, "sampling.presence_penalty"),
+        ({"sampling": Sampling(repetition_penalty=float("inf"))}, "sampling.repetition_penalty"),
         ({"sampling": Sampling(repetition_penalty=0)}, "sampling.repetition_penalty"),
     ],
 )
@@ -67,6 +68,14 @@ def test_what_cannot_run_says_why(fields, reason):
     assert prompt.defect.kind == "bad_request"
     assert reason in prompt.defect.error
     assert (prompt.points, prompt.n) == ((), 1)
+
+
+@pytest.mark.parametrize("fields", [{"model": "\0" * 300_000}, {"points": ("p" * 900_000,)}])
+def test_the_reason_stays_short_whatever_the_prompt_holds(fields):
+    """A final too large for its topic would end every worker that comes to the prompt."""
+    error = read(REQUEST, **fields).defect.error
+    assert 50 < len(error) <= 2000
+    assert error.endswith(" ...")
 
 
 def test_bytes_that_are_no_prompt_keep_their_key_as_the_request():
@@ -81,7 +90,14 @@ def test_bytes_that_are_no_prompt_keep_their_key_as_the_request():
 
 @pytest.mark.parametrize(
     ("key", "partition", "kind"),
-    [(None, 0, "bad_key"), (b"", 0, "bad_key"), (b"\xff", 0, "bad_key"), (b"other", None, "bad_key")],
+    [
+        (None, 0, "bad_key"),
+        (b"", 0, "bad_key"),
+        (b"\xff", 0, "bad_key"),
+        (b"other", None, "bad_key"),
+        # Its final would repeat the id twice and fit no topic.
+        (b"r" * 1025, None, "bad_key"),
+    ],
 )
 def test_a_record_that_names_no_request_is_only_a_defect(key, partition, kind):
     found = read_prompt(CODEC, record(CODEC.encode(REQUEST), key, partition), OFFER)
