@@ -1,6 +1,7 @@
 """The whole ring on real parts: real vLLM, Apache Kafka, a probe host, and all of it killed in the middle."""
 
 import numpy as np
+import psutil
 import pytest
 import yaml
 
@@ -132,8 +133,10 @@ def test_worker_and_probe_host_killed_in_mid_generation(ring):
     host.kill()
     hit = bench.between_tokens() & set(ids)
     assert len(hit) >= 4, ring.logs()
+    below = psutil.Process(worker.pid).children(recursive=True)
     worker.kill()
     assert len(hit - set(bench.finals())) >= 4, "they were to be killed in mid-generation"
+    assert psutil.wait_procs(below, timeout=30)[1] == [], "an engine outlived the worker that drove it"
     command = bench.abort(ids[0])
 
     ring.start_host(quiet="abort", loud="shadow")

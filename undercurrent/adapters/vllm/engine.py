@@ -145,7 +145,13 @@ class VLLMEngine:
         if self._points and self._ring is not None:
             self._folder = tempfile.TemporaryDirectory(prefix="undercurrent-")
             path = Path(self._folder.name) / "capture.json"
-            CaptureSettings(ring=self._ring.path, points=self._points, **self._options).write(path)  # type: ignore[arg-type]
+            settings = CaptureSettings(
+                ring=self._ring.path,
+                points=self._points,
+                owner_pid=os.getpid(),
+                **self._options,  # type: ignore[arg-type]
+            )
+            settings.write(path)
             values["additional_config"] = {
                 **values.get("additional_config", {}),
                 **additional_config(self._points, path),

@@ -17,6 +17,7 @@ from vllm.config import VllmConfig
 
 from undercurrent.adapters.vllm import compat
 from undercurrent.adapters.vllm.model_map import ModelMap
+from undercurrent.adapters.vllm.orphan import end_with
 from undercurrent.adapters.vllm.selfcheck import self_check
 from undercurrent.adapters.vllm.settings import CONFIG_KEY, CaptureSettings, settings_of
 from undercurrent.adapters.vllm.tap import TapSet
@@ -41,6 +42,8 @@ def attach(worker: Any) -> Callable[[], None]:  # noqa: ANN401 - a vLLM worker
     settings = settings_of(worker.vllm_config.additional_config)
     if settings is None:
         raise CaptureError("this engine's additional_config does not ask for capture")
+    if settings.owner_pid:
+        end_with(settings.owner_pid)
     ring = Ring.open(settings.ring)
     with _Told(ring):
         check_vllm_version()

@@ -31,6 +31,7 @@ class CaptureSettings:
         max_tap_bytes: refuse to start when the tap buffers would need more.
         block_timeout_s: how long a point with `overflow: block` waits for the reader.
         check_plans: verify the cached plan in every step; for tests.
+        owner_pid: process with which the engine ends, 0 for none.
     """
 
     ring: str
@@ -38,6 +39,7 @@ class CaptureSettings:
     max_tap_bytes: int = DEFAULT_MAX_TAP_BYTES
     block_timeout_s: float = 1.0
     check_plans: bool = False
+    owner_pid: int = 0
 
     def write(self, path: Path) -> None:
         """Write the settings file, readable by this user alone."""
@@ -47,6 +49,7 @@ class CaptureSettings:
             "max_tap_bytes": self.max_tap_bytes,
             "block_timeout_s": self.block_timeout_s,
             "check_plans": self.check_plans,
+            "owner_pid": self.owner_pid,
         }
         path.touch(mode=0o600)
         path.write_text(json.dumps(values, indent=1), encoding="utf-8")
