@@ -13,7 +13,7 @@ from rich.console import RenderableType
 
 from undercurrent.cli.demo.cast import asks, tellers
 from undercurrent.cli.demo.processes import Processes, ProcessFailedError, describe, last_lines
-from undercurrent.cli.demo.report import Replayed, Row, broken_promises, report, row_of
+from undercurrent.cli.demo.report import Replayed, Row, broken_promises, least_lead, report, row_of
 from undercurrent.cli.demo.stage import Stage
 from undercurrent.cli.demo.story import Story
 from undercurrent.cli.demo.view import View, final_table, panel
@@ -167,8 +167,8 @@ class Play:
         return rows
 
     def _closing(self, rows: Sequence[Row]) -> str:
-        leads = [row.lead_tokens for row in rows if row.lead_tokens is not None]
-        least = f"The least lead was {min(leads)} tokens. " if leads else ""
+        lead = least_lead(rows)
+        least = f"The least lead was {lead} tokens. " if lead is not None else ""
         return (
             f"{least}Where the first digit would have stood is known from the second run: same prompt, same seed, same "
             "engine, no capture. It counts only where the text up to the stop is the same."

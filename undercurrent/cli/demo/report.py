@@ -161,10 +161,15 @@ def report(
         "verdicts_compared": replayed.verdicts,
         "scores_compared": replayed.scores,
         "latency_ms": {"p50": _quantile(latencies, 0.5), "p99": _quantile(latencies, 0.99)},
-        "least_lead_tokens": min((row.lead_tokens for row in rows if row.lead_tokens is not None), default=None),
+        "least_lead_tokens": least_lead(rows),
         "broker": dict(broker),
         "versions": dict(versions),
     }
+
+
+def least_lead(rows: Sequence[Row]) -> int | None:
+    """Return the least lead among the requests that the demo promises to stop."""
+    return min((row.lead_tokens for row in rows if row.label == "vault" and row.lead_tokens is not None), default=None)
 
 
 def _of_requests(rows: Sequence[Row]) -> Iterable[str]:
