@@ -48,6 +48,8 @@ def check_arrays(block: ActivationBlock) -> None:
         raise DecodeError(f"positions: {len(block.positions)} bytes are no whole number of int32")
     if not block.positions:
         raise DecodeError("a block without positions")
+    if block.width < 1:
+        raise DecodeError(f"width {block.width}; accepted: at least 1")
     if not block.layers or len(set(block.layers)) != len(block.layers):
         raise DecodeError(f"layers {list(block.layers)}: accepted: at least one, each once")
     as_array(block)

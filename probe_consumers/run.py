@@ -196,6 +196,10 @@ class Run:
                 f"a block of {block.dtype} {block.tensor_type}, width {block.width}, in a stream of {started.dtype} "
                 f"{started.tensor_type}, width {started.width}"
             )
+        known = self._context.stream.layers if self._context.stream else ()
+        if block.layers != known and not set(block.layers) <= set(known):
+            # Passed over, it would be a clear verdict on activations that nobody looked at.
+            raise ProbeError(f"a block of layers {list(block.layers)} in a stream of layers {list(known)}")
         if scores.error is not None:
             raise scores.error
         if scores.values is None:

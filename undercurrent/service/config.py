@@ -71,11 +71,16 @@ def read_sections(
     if path is not None:
         try:
             read = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
+        except (OSError, ValueError, yaml.YAMLError) as exc:
             raise ConfigError(f"{where}: {exc}") from exc
+        except RecursionError as exc:
+            raise ConfigError(f"{where}: is nested too deeply") from exc
         if read is not None and not isinstance(read, dict):
             raise ConfigError(f"{where}: expected keys and values, found {type(read).__name__}")
-        sections = _resolved(read or {}, (), where, environment, path.parent)
+        try:
+            sections = _resolved(read or {}, (), where, environment, path.parent)
+        except RecursionError as exc:  # an alias to what it stands in
+            raise ConfigError(f"{where}: is nested too deeply, or an alias contains itself") from exc
     for names, value in _overrides(environment, top_level):
         _put(sections, names, value)
     return sections

@@ -62,7 +62,12 @@ def load_yaml_file(path: str | os.PathLike[str]) -> ProbeSpec:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as exc:
         raise SpecValidationError(f"cannot read the spec {os.fspath(path)!r}: {exc}") from exc
-    return parse_yaml(text)
+    try:
+        return parse_yaml(text)
+    except SpecValidationError as exc:
+        if exc.point is None and exc.field is None:
+            raise SpecValidationError(f"{os.fspath(path)}: {exc}") from exc
+        raise
 
 
 def parse_yaml(text: str) -> ProbeSpec:

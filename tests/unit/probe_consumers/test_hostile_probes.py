@@ -177,6 +177,24 @@ def test_numbers_that_add_up_to_more_than_a_field_holds_are_the_most_it_holds():
     assert [item.missing for item in said if item.kind is VerdictKind.RESULT] == [2**63 - 1]
 
 
+def test_a_block_of_layers_that_its_stream_has_not_is_an_error_and_no_clear_verdict():
+    stream, other = (StreamBuilder("r", layers=layers) for layers in ((0, 1), (7,)))
+    values = [stream.start(), stream.block([0], np.ones((1, 2, 4)))]
+    other.skip(2)
+    stream.skip()
+    batch = [*values, other.block([1], np.ones((1, 1, 4))), stream.end()]
+    core = host(Bulk)
+    core.records([incoming(CODEC, Record("t", 0, n, b"r", v, 0, ())) for n, v in enumerate(batch)], NOW_US)
+    last = [item for item in core.transaction().verdicts if item.kind in (VerdictKind.RESULT, VerdictKind.ERROR)]
+    assert {item.error for item in last} == {"ProbeError: a block of layers [7] in a stream of layers [0, 1]"}
+    assert {item.clear_up_to for item in last} == {0}
+
+
+def test_a_block_without_width_is_poison():
+    record = Record("t", 0, 0, b"r", StreamBuilder("r", width=0).block([0], np.ones((1, 1, 0))), 0, ())
+    assert "width 0; accepted: at least 1" in incoming(CODEC, record).error
+
+
 def test_a_request_id_that_fits_no_verdict_is_poison():
     record = Record("t", 0, 0, b"k", StreamBuilder("r" * 1025).start(), 0, ())
     assert "request id of 1025 bytes; accepted: up to 1024" in incoming(CODEC, record).error

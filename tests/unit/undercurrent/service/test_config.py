@@ -74,6 +74,9 @@ def test_secrets_come_from_files_beside_the_configuration(tmp_path: Path) -> Non
         ("a_file: engine.yaml\na: x", "given together with a_file"),
         ("- 1", "expected keys and values"),
         ("a: [", "engine.yaml"),
+        ("a: &x [*x]", r"engine\.yaml: .*alias contains itself"),
+        ("a: " + "[" * 3000 + "]" * 3000, r"engine\.yaml: is nested too deeply"),
+        ("a: " + "1" * 5000, r"engine\.yaml: "),
     ],
 )
 def test_an_unreadable_file_is_a_configuration_error(tmp_path: Path, text: str, match: str) -> None:

@@ -261,6 +261,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(SpecValidationError, match=r"bytes\.yaml"):
         load_yaml_file(tmp_path / "bytes.yaml")
+    (tmp_path / "braces.yaml").write_text("{{{")
+    with pytest.raises(SpecValidationError, match=r"braces\.yaml: this is not YAML"):
+        load_yaml_file(tmp_path / "braces.yaml")
     with pytest.raises(SpecValidationError, match="accepted: a path"):
         load_spec(3)
 
