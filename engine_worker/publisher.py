@@ -211,8 +211,9 @@ class PublisherLoop:
 
 def main() -> int:
     """Run until the parent ends; return the exit status."""
-    # Ctrl-C in a terminal goes to the whole group: the parent decides when this process has drained the ring.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A terminal and a service manager signal the whole group: the parent says when, by ending standard input.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     report_fd = int(sys.argv[1])
     settings = PublisherSettings.from_json(sys.stdin.buffer.readline().decode())
     setup_logging(settings.log_format, settings.log_level, service="publisher")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -145,6 +146,19 @@ def test_what_is_in_the_ring_is_published_before_it_ends(broker, topic_prefix):
         s.tracker.idle(s.steps + 1)
         assert s.end() == 0
     assert sum(isinstance(m, ActivationBlock) for _, m in read_all(broker, s.topic)) == 500
+
+
+def test_signals_to_the_whole_group_do_not_end_it_before_its_parent_says_so(broker, topic_prefix):
+    with scene(broker, f"{topic_prefix}.p") as s:
+        s.until("ready")
+        s.process.send_signal(signal.SIGTERM)
+        s.process.send_signal(signal.SIGINT)
+        s.open("r1")
+        s.run("r1", 5)
+        s.tracker.close("r1")
+        s.tracker.idle(s.steps + 1)
+        assert s.until("ended") == [["r1", 1, 0, "p"]]
+        assert s.end() == 0
 
 
 def test_a_parent_that_is_gone_takes_it_along(broker, topic_prefix):
