@@ -34,9 +34,9 @@ from undercurrent.capture.ring import Ring
 from undercurrent.cli.pipeline import reachable, read_sections
 from undercurrent.cli.running import EXIT_FAILED, exit_code
 from undercurrent.codec import Codec
-from undercurrent.errors import ConfigError, ProbingError
+from undercurrent.errors import ConfigError, ProbingError, UnreachableError
 from undercurrent.kafka.admin import TopicAdmin
-from undercurrent.kafka.client import Isolation, KafkaSettings
+from undercurrent.kafka.client import Isolation
 from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.publisher import Publisher
 from undercurrent.kafka.reader import AssignedReader
@@ -104,7 +104,7 @@ class Assembly:
         names = {"loop": 30.0, "member": 60.0, "tail": 60.0, "verdicts": 60.0}
         self._hearts = {name: Heartbeat(name, limit_s) for name, limit_s in names.items()}
         self._stop = stop
-        self._kafka = _with_room(config.kafka, letter_bytes(config.plan))
+        self._kafka = config.kafka.with_room(letter_bytes(config.plan))
         self._ring = Ring.create(config.own.publisher.ring_mib << 20) if len(config.points) else None
         self._engine = build_engine(config, self._ring)
         self._lookup = OffsetLookup(config.kafka)
@@ -183,13 +183,19 @@ class Assembly:
         written: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         key = self.config.own.engine.name.encode()
         outbox.send(self.config.plan.acks, 0, Item(key, Codec().encode(started), done=written.set_result))
-        return await asyncio.wait_for(written, _ANNOUNCE_S)
+        try:
+            return await asyncio.wait_for(written, _ANNOUNCE_S)
+        except TimeoutError as exc:
+            raise UnreachableError(f"{self.config.plan.acks} took no record within {_ANNOUNCE_S:g} s") from exc
 
     def _publisher(self, post: Post, worker: EngineWorker, incarnation: int) -> PublisherProcess | None:
         config, info = self.config, self._engine.info
         if self._ring is None:
             return None
         topics = {point: config.plan.activations(point) for point in config.points.names}
+        # What the client refuses is lost though the topic would take it: records are split below the lower limit.
+        kafka = config.kafka.with_room(config.plan.activation_bytes)
+        most = min(config.plan.activation_bytes, int(kafka.options["message.max.bytes"]))
         settings = PublisherSettings(
             ring=self._ring.path,
             identity=Identity(
@@ -198,10 +204,10 @@ class Assembly:
                 model=info.model,
                 model_fingerprint=info.model_fingerprint,
             ),
-            kafka={"bootstrap_servers": config.kafka.bootstrap_servers, **config.kafka.options},
+            kafka={"bootstrap_servers": kafka.bootstrap_servers, **kafka.options},
             topics=topics,
             partitions=dict.fromkeys(topics, config.plan.activation_partitions),
-            max_record_bytes=dict.fromkeys(topics, config.plan.activation_bytes),
+            max_record_bytes=dict.fromkeys(topics, most),
             interval_ms=config.own.publisher.interval_ms,
             max_cycle_bytes=config.own.publisher.max_cycle_mib << 20,
             log_format=config.own.logging.format,
@@ -295,15 +301,6 @@ def _fail(worker: EngineWorker, context: dict[str, Any]) -> None:
     error = context.get("exception") or RuntimeError(str(context.get("message")))
     logger.error("%s", context.get("message"), exc_info=error)
     worker.on_failure(error)
-
-
-def _with_room(kafka: KafkaSettings, message_bytes: int) -> KafkaSettings:
-    """Return the connection with a client limit that lets a dead letter of the largest prompt through."""
-    if "message.max.bytes" in kafka.options:
-        return kafka
-    return KafkaSettings(
-        bootstrap_servers=kafka.bootstrap_servers, options={**kafka.options, "message.max.bytes": message_bytes}
-    )
 
 
 def _version() -> str:

@@ -26,7 +26,6 @@ from undercurrent.errors import ConfigError
 from undercurrent.kafka.client import Isolation
 from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.publisher import Publisher
-from undercurrent.kafka.settings import KafkaSettings
 from undercurrent.kafka.subscriber import GroupSubscriber, RebalanceHandler
 from undercurrent.kafka.transactions import TransactionalWriter
 from undercurrent.protocol.host import ProbeHost
@@ -66,7 +65,7 @@ def _watched(config: HostConfig, point: str, bounds: list[Bound], codec: Codec, 
 
     def make_writer() -> TransactionalWriter:
         identity = f"{group}.{slot or uuid.uuid4().hex}"
-        return TransactionalWriter(_with_room(config.kafka, letter_bytes), identity)
+        return TransactionalWriter(config.kafka.with_room(letter_bytes), identity)
 
     def make_subscriber(handler: RebalanceHandler) -> GroupSubscriber:
         # Activations are not transactional, but only a read-committed member asks for stable offsets: otherwise what a
@@ -106,15 +105,6 @@ def _watched(config: HostConfig, point: str, bounds: list[Bound], codec: Codec, 
         ),
     )
     return Watched(host, point, group, bounds, metrics)
-
-
-def _with_room(kafka: KafkaSettings, message_bytes: int) -> KafkaSettings:
-    """Return the connection with a client limit that lets a dead letter of the topic's largest record through."""
-    if "message.max.bytes" in kafka.options:
-        return kafka
-    return KafkaSettings(
-        bootstrap_servers=kafka.bootstrap_servers, options={**kafka.options, "message.max.bytes": message_bytes}
-    )
 
 
 def read_config(path: Path, bootstrap_servers: str | None = None, probes: Path | None = None) -> HostConfig:

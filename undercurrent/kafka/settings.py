@@ -102,6 +102,19 @@ class KafkaSettings(BaseModel):
         consumer_keys = self._for_role("consumer")
         return {key: value for key, value in self._for_role("producer").items() if key in consumer_keys}
 
+    def with_room(self, message_bytes: int) -> KafkaSettings:
+        """Return the connection with a client limit that lets messages of a size through; a limit of the user's stays.
+
+        librdkafka refuses what is above `message.max.bytes`, 1,000,000 by default, whatever the topic would take.
+
+        Args:
+            message_bytes: size of the largest message, bytes.
+        """
+        if "message.max.bytes" in self.options:
+            return self
+        options = {**self.options, "message.max.bytes": message_bytes}
+        return KafkaSettings(bootstrap_servers=self.bootstrap_servers, options=options)
+
     def masked(self) -> dict[str, Scalar]:
         """Return everything set, secrets replaced: fit to be shown or logged."""
         shown = {key: _MASK if _SECRET.search(key) else value for key, value in self.options.items()}

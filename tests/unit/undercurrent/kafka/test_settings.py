@@ -96,6 +96,12 @@ def test_each_role_gets_its_keys_whatever_their_spelling() -> None:
     assert set(settings.for_admin()) == {"bootstrap.servers", "client.rack", "message.max.bytes"}
 
 
+def test_room_is_made_for_large_messages_unless_the_user_has_set_a_limit() -> None:
+    settings = _settings(**{"linger.ms": 3})
+    assert settings.with_room(2_000_000).options == {"linger.ms": 3, "message.max.bytes": 2_000_000}
+    assert _settings(**{"message.max.bytes": 5000}).with_room(2_000_000).options == {"message.max.bytes": 5000}
+
+
 def test_what_the_protocol_needs_is_fixed_and_the_rest_is_the_users() -> None:
     settings = _settings(**{"linger.ms": 77, "compression.type": "zstd", "reconnect.backoff.max.ms": 400})
     bulk = idempotent_producer_config(settings)
