@@ -6,6 +6,8 @@ that one long generation does not make everything after it run again.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from undercurrent.protocol.epochs import MAX_METADATA_BYTES, Position, encode_metadata
 from undercurrent.protocol.generations import GenerationsReader
 
@@ -22,11 +24,6 @@ class Progress:
         self._next = start.offset
         self._open: dict[int, None] = {}
         self._finished = set(start.finished)
-
-    @property
-    def next_offset(self) -> int:
-        """Offset after the last prompt that was fetched."""
-        return self._next
 
     @property
     def low(self) -> int:
@@ -75,6 +72,11 @@ class Progress:
         if len(metadata) > MAX_METADATA_BYTES:
             # Without `d` a new owner must find the finished prompts in the log: begin before their first accepts.
             position = self._position(reader, read_to, frozenset())
+            metadata = encode_metadata(position)
+        if len(metadata) > MAX_METADATA_BYTES:
+            # With hundreds in flight `s` alone is too long, and a broker refuses the commit. What it counts is read
+            # back from `G` on all the same.
+            position = replace(position, unexplained={})
             metadata = encode_metadata(position)
         return position, metadata
 

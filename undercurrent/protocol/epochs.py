@@ -9,8 +9,8 @@ The metadata of a commit is one short JSON object; offsets in `d` and `s` are re
 - `d`: prompts above the committed offset that are finished, as ranges.
 - `s`: unfinished prompts and how many of their accepts nobody explained by a Released or a final.
 
-Brokers refuse metadata above 4 kB. Above 3 kB `d` is left out, and then `G` must stay low enough that the finished
-prompts are found in the log: `undercurrent.protocol.commits` sees to that.
+Brokers refuse metadata above 4 kB. Above 3 kB `d` is left out, and `s` where it is too long by itself; then `G` must
+stay low enough that the finished prompts are found in the log: `undercurrent.protocol.commits` sees to that.
 """
 
 from __future__ import annotations
@@ -105,11 +105,11 @@ def begin(
     return Beginning(position=position)
 
 
-def encode_metadata(position: Position, *, with_finished: bool = True) -> str:
-    """Return a position's metadata, `d` left out on request."""
+def encode_metadata(position: Position) -> str:
+    """Return a position's metadata; `d` and `s` are left out where there is nothing to say."""
     base = position.offset
     fields: dict[str, object] = {"v": 1, "e": position.epoch, "G": position.read_from}
-    if with_finished and position.finished:
+    if position.finished:
         fields["d"] = _ranges(offset - base for offset in position.finished)
     if position.unexplained:
         fields["s"] = ",".join(f"{offset - base}:{count}" for offset, count in sorted(position.unexplained.items()))

@@ -153,6 +153,22 @@ def test_metadata_that_grows_too_large_leaves_the_finished_to_the_log():
     for offset in range(2, 4000, 2):
         progress.finish(offset)
     position, metadata = progress.position(reader, 9000)
-    assert len(metadata) < 2 * MAX_METADATA_BYTES + 30_000
-    assert decode_metadata(0, metadata).finished == frozenset()
+    assert len(metadata) <= MAX_METADATA_BYTES
+    read = decode_metadata(0, metadata)
+    assert (read.finished, read.unexplained) == (frozenset(), {})
     assert position.read_from == 100
+
+
+def test_metadata_keeps_the_counts_of_unfinished_claims_while_they_fit():
+    reader = GenerationsReader()
+    progress = Progress(Position(offset=0, epoch=1, read_from=0))
+    for offset in range(0, 2000):
+        progress.fetched(offset)
+        if offset % 20 == 0:
+            reader.apply(accepted(offset), offset=100 + offset)
+        elif offset % 2 == 0:
+            progress.finish(offset)
+    _, metadata = progress.position(reader, 9000)
+    assert len(metadata) <= MAX_METADATA_BYTES
+    assert decode_metadata(0, metadata).finished == frozenset()
+    assert len(decode_metadata(0, metadata).unexplained) == 100
