@@ -253,7 +253,9 @@ class Member:
             logger.warning("%s: offset %d carries no metadata of ours", where, beginning.position.offset)
         taking.position, taking.sent_s = beginning.position, time.monotonic()
         self._last_epochs[number] = beginning.position.epoch
-        self._commit(subscriber, number, beginning.position.offset, encode_metadata(beginning.position), -1)
+        # No two epochs of a partition are equal here, so an answer to an earlier taking's commit is not taken for ours.
+        serial = -beginning.position.epoch
+        self._commit(subscriber, number, beginning.position.offset, encode_metadata(beginning.position), serial)
 
     def _taken(self, subscriber: GroupSubscriber, number: int, position: Position) -> None:
         where = Partition(self._prompts, number)
@@ -295,7 +297,7 @@ class Member:
             self._post(lambda: self._listener.on_committed(number, serial, ok))
             return
         taking = self._taking.get(number)
-        if taking is not None:
+        if taking is not None and taking.position is not None and taking.position.epoch == -serial:
             taking.ok = ok
             if not ok:
                 # Read the committed position again: somebody else may have taken it in between.
