@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from undercurrent.codec import Codec
-from undercurrent.errors import UnreachableError
+from undercurrent.errors import ProducerFatalError, UnreachableError
 from undercurrent.kafka.publisher import Delivery, DeliveryError, Publisher
 from undercurrent.protocol.messages import ControlCommand
 
@@ -49,11 +49,15 @@ class AbortWriter:
 
         Raises:
             UnreachableError: one has not; the transaction that covers it must not commit.
+            ProducerFatalError: none can arrive any more.
         """
         if not self._waiting:
             return
         left = self._publisher.flush(self._flush_timeout_s)
         failed, self._failed, self._waiting = self._failed, None, left > 0
+        if failed is not None and failed.fatal:
+            # Trying again would fail for ever, while heartbeats say that all is well.
+            raise ProducerFatalError(f"abort commands cannot be written any more: {failed.reason}")
         if failed is not None or left:
             reason = failed.reason if failed is not None else f"{left} without an answer"
             raise UnreachableError(f"abort commands did not arrive at {self._topic}: {reason}")
