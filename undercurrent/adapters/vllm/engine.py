@@ -282,7 +282,7 @@ class VLLMEngine:
                         index=child.index,
                         token_ids=tuple(child.token_ids),
                         text=child.text,
-                        finish_reason=child.finish_reason,
+                        finish_reason=_finish_reason(child.finish_reason),
                         prompt_tokens=len(token_ids),
                         cached_tokens=output.num_cached_tokens or 0,
                     )
@@ -331,6 +331,11 @@ class VLLMEngine:
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
+
+
+def _finish_reason(reason: str | None) -> str | None:
+    """Return vLLM's reason as the contract has it: an internal error is an end that nobody asked for, no completion."""
+    return "abort" if reason == "error" else reason
 
 
 def _order(engine_id: str, capture: CaptureOrder, n: int) -> Order:
