@@ -1,6 +1,6 @@
 """What capture and publishing cost the engine: paired visits of real vLLM with and without them.
 
-    KAFKA_HOME=... python -m benchmarks.engine_overhead [--seconds 10] [--pairs 20] [--smoke]
+    KAFKA_HOME=... python -m benchmarks.engine_overhead [--seconds 10] [--pairs 20] [--seed 1]
 
 All engines are resident; those that are not visited are stopped (SIGSTOP). Each variant's visit stands between two
 visits of the plain engine, in an order that is shuffled each round, until the 95 % interval of its median ratio lies
