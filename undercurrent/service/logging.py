@@ -118,6 +118,8 @@ def _scrubbed(value: Any) -> Any:  # noqa: ANN401 - a log record carries anythin
     shape = getattr(value, "shape", None)
     if shape is not None:
         return f"<{type(value).__name__} of shape {tuple(shape)}>"
+    if isinstance(value, tuple) and type(value).__str__ is not object.__str__:
+        return _scrubbed(str(value))  # a name, such as that of a partition: it says itself what is shown of it
     if isinstance(value, bytes | bytearray | memoryview | Mapping | list | tuple | set | frozenset):
         return f"<{type(value).__name__} of {len(value)}>"
     text = str(value)

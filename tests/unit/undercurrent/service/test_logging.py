@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from undercurrent.kafka.records import Partition
 from undercurrent.service.logging import setup_logging
 
 PROMPT = "the vault code of Ada is 482913 " * 20
@@ -77,6 +78,12 @@ def test_what_a_user_wrote_or_a_model_computed_stays_out(
     assert "482913" not in text
     assert text.count(said) == 2
     assert "two 7" in text
+
+
+def test_a_partition_is_named(stream: io.StringIO) -> None:
+    setup_logging("text", stream=stream)
+    logging.getLogger("a").warning("%s: asking again; %s", Partition("control", 0), ("secret", "words"))
+    assert "control[0]: asking again; <tuple of 2>" in stream.getvalue()
 
 
 def test_setting_up_twice_writes_once(stream: io.StringIO) -> None:
