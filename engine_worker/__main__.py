@@ -109,10 +109,12 @@ class Assembly:
         self._engine = build_engine(config, self._ring)
         self._lookup = OffsetLookup(config.kafka)
         self._admin = TopicAdmin(config.kafka)
+        metrics = PublisherMetrics(registry, config.points.names)
+        metrics.buffer_limit.set(config.own.publisher.max_cycle_mib << 20)
         self.observer = Observer(
             prompts=config.plan.prompts,
             engine=EngineMetrics(registry),
-            publisher=PublisherMetrics(registry, config.points.names),
+            publisher=metrics,
             lookup=self._lookup,
             check_partitions=lambda: self._admin.check_partitions(config.plan.topics()),
             steps=lambda: self._engine.steps,

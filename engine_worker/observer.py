@@ -74,6 +74,7 @@ class Observer:
         self._moved_s = self._ticked_s = self._looked_s = time.monotonic()
         self._moved_at = -1
         self._positions: Mapping[int, tuple[int, object]] = {}
+        self._lagging: set[int] = set()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -161,6 +162,11 @@ class Observer:
             at_ms = oldest.timestamp_ms if isinstance(oldest, Record) else None
             age_s = max(0.0, time.time() - at_ms / 1000) if at_ms is not None and lag else 0.0
             self._engine.prompt_lag_seconds.labels(str(number)).set(age_s)
+        for gone in self._lagging - positions.keys():
+            # Another worker's by now: a figure that stands still would be read as a lag that grows old.
+            self._engine.prompt_lag.remove(str(gone))
+            self._engine.prompt_lag_seconds.remove(str(gone))
+        self._lagging = set(positions)
 
     # Counting.
 
@@ -223,7 +229,11 @@ class Observer:
             self._publisher.ack_seconds.observe(seconds)
         for seconds in report["publish_s"]:
             self._publisher.publish_seconds.observe(seconds)
+        for point, count in report["refused"].items():
+            self._publisher.errors.labels(point).inc(count)
+        self._publisher.buffer_used.set(report["waiting_bytes"])
         for kind, count in report["faults"].items():
+            self._publisher.fault(kind, count)
             logger.warning("%d capture faults: %s", count, kind)
         if report["waiting_s"] > 5.0:
             logger.warning("the publisher has waited %.0f s for the broker", report["waiting_s"])

@@ -87,10 +87,11 @@ class Report:
         ended: (request_id, attempt, index, point) of streams whose end is acknowledged.
         counts: per point: records, record_bytes, dropped by reason, open_streams.
         faults: capture errors without a stream, by kind.
-        refused: records that the broker never takes, per topic.
+        refused: records that the broker never takes, per point.
         publish_s: seconds from the end of each scheduler step to its acknowledgement.
         ack_s: seconds that each cycle waited for the broker.
         waiting_s: seconds that the present cycle has waited, when it is long.
+        waiting_bytes: bytes of its records.
     """
 
     ready: bool = False
@@ -101,6 +102,7 @@ class Report:
     publish_s: list[float] = field(default_factory=list)
     ack_s: list[float] = field(default_factory=list)
     waiting_s: float = 0.0
+    waiting_bytes: int = 0
 
     def add(self, cycle: Cycle, ack_s: float, now_us: int) -> None:
         """Add an acknowledged cycle."""
@@ -144,6 +146,8 @@ class PublisherLoop:
         self._stopping = stopping
         self._codec = Codec()
         self._streams = StreamWriter(self._codec, settings.identity, settings.topics, settings.max_record_bytes)
+        self._points = {topic: point for point, topic in settings.topics.items()}
+        self._cycle_bytes = 0
         self._report = Report()
         self._reported_s = time.monotonic()
 
@@ -190,17 +194,17 @@ class PublisherLoop:
         self._reader.release()
         cycle = self._streams.cycle()
         if cycle.records or cycle.faults:
-            began = time.monotonic()
+            began, self._cycle_bytes = time.monotonic(), cycle.record_bytes
             for refused in self._bulk.write(cycle.records, waiting=self._waited):
-                topic = refused.partition.topic
-                self._report.refused[topic] = self._report.refused.get(topic, 0) + 1
-                logger.error("the broker refuses a record of %s: %s", topic, refused.error.reason)
+                point = self._points[refused.partition.topic]
+                self._report.refused[point] = self._report.refused.get(point, 0) + 1
+                logger.error("the broker refuses a record of %s: %s", refused.partition, refused.error.reason)
             self._report.add(cycle, time.monotonic() - began, time.time_ns() // 1000)
         if self._report.ended or time.monotonic() - self._reported_s >= _REPORT_INTERVAL_S:
             self._tell()
 
     def _waited(self, seconds: float) -> None:
-        self._report.waiting_s = seconds
+        self._report.waiting_s, self._report.waiting_bytes = seconds, self._cycle_bytes
         self._tell()
 
     def _tell(self) -> None:

@@ -1,4 +1,4 @@
-"""What the engine worker, its publisher and the producer count; the probe host's are in `probe_consumers.metrics`.
+"""What the engine worker and its publisher count; the probe host's are in `probe_consumers.metrics`.
 
 Base units, prefix `undercurrent_`, a registry of one's own. Labels are bounded: extraction points and partitions come
 from the configuration, everything else from the words listed here; another word counts as `other`. Never a request id,
@@ -13,8 +13,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 OTHER = "other"
 
-PAUSE_REASONS = ("backlog", "reading_back", "proving", "partition_counts", "guard_unavailable", "leaving")
-DROP_REASONS = ("ring_full", "buffer_full", "queue_depth", "too_large", "delivery_failed", "capture_error", "purged")
+PAUSE_REASONS = ("backlog", "reading_back", "proving", "partition_counts", "leaving")
+DROP_REASONS = ("ring_full", "stale_tap", "too_large")
+FAULT_KINDS = ("bad_order", "capture_error")
 OUTCOMES = ("completed", "aborted", "failed")
 ABORT_STAGES = ("published", "decided", "received", "applied")
 ACK_OUTCOMES = ("applied", "already", "too_late", "stale", "unknown")
@@ -128,38 +129,16 @@ class PublisherMetrics:
         self.ack_seconds = make.histogram("publisher_ack_seconds", "From produce to the acknowledgement.")
         self.publish_seconds = make.histogram("publisher_publish_seconds", "From capture to the acknowledgement.")
         self.errors = make.counter("publisher_delivery_errors_total", "Records that the broker did not take.", "point")
+        self.faults = make.counter("publisher_capture_faults_total", "Capture errors without a stream.", "kind")
         for point in points:
             self.records.labels(point)
             self.open_streams.labels(point).set(0)
-
-    def acknowledged(self, point: str, size_bytes: int, ack_seconds: float) -> None:
-        """Count an acknowledged record of a point."""
-        self.records.labels(point).inc()
-        self.record_bytes.labels(point).inc(size_bytes)
-        self.ack_seconds.observe(ack_seconds)
+            self.errors.labels(point)
 
     def dropped(self, point: str, reason: str, activations: int) -> None:
         """Count dropped (token, layer) pairs by a reason of `DROP_REASONS`."""
         self.drops.labels(point, bounded(reason, DROP_REASONS)).inc(activations)
 
-
-class ProducerMetrics:
-    """Metrics of a producer of prompts.
-
-    Args:
-        registry: where they are registered.
-    """
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        make = _Families(registry)
-        self.prompts = make.counter("producer_prompts_total", "Prompts acknowledged.")
-        self.errors = make.counter("producer_delivery_errors_total", "Prompts that the broker did not take.")
-        self.finals = make.counter("producer_finals_total", "Finals seen for prompts of this producer.", "outcome")
-        self.request_seconds = make.histogram(
-            "producer_request_seconds", "From sending a prompt to its final.", buckets=_LONG_SECONDS
-        )
-
-    def final(self, outcome: str, seconds: float) -> None:
-        """Count a final and the time since its prompt was sent, in seconds."""
-        self.finals.labels(bounded(outcome, OUTCOMES)).inc()
-        self.request_seconds.observe(seconds)
+    def fault(self, kind: str, count: int) -> None:
+        """Count capture errors without a stream by a kind of `FAULT_KINDS`."""
+        self.faults.labels(bounded(kind, FAULT_KINDS)).inc(count)

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from undercurrent.service.health import HealthServer, Heartbeat
-from undercurrent.service.metrics import OTHER, EngineMetrics, ProducerMetrics, PublisherMetrics, bounded
+from undercurrent.service.metrics import OTHER, EngineMetrics, PublisherMetrics, bounded
 
 
 class Clock:
@@ -79,7 +79,7 @@ def test_an_unknown_word_counts_as_other() -> None:
     assert bounded("a", ("a",)) == "a"
 
 
-@pytest.mark.parametrize("metrics", [EngineMetrics, PublisherMetrics, ProducerMetrics])
+@pytest.mark.parametrize("metrics", [EngineMetrics, PublisherMetrics])
 def test_names_have_the_prefix_and_base_units(metrics: type) -> None:
     registry = CollectorRegistry()
     metrics(registry)
@@ -95,9 +95,9 @@ def test_all_parts_fit_into_one_registry() -> None:
     registry = CollectorRegistry()
     EngineMetrics(registry)
     publisher = PublisherMetrics(registry, ["p"])
-    ProducerMetrics(registry).final("aborted", 2.0)
-    publisher.acknowledged("p", 100, 0.004)
-    publisher.dropped("p", "queue_depth", 12)
+    publisher.dropped("p", "stale_tap", 12)
+    publisher.fault("bad_order", 2)
+    publisher.fault("anything", 1)
     text = generate_latest(registry).decode()
-    assert 'undercurrent_publisher_record_bytes_total{point="p"} 100.0' in text
-    assert 'undercurrent_publisher_dropped_activations_total{point="p",reason="queue_depth"} 12.0' in text
+    assert 'undercurrent_publisher_dropped_activations_total{point="p",reason="stale_tap"} 12.0' in text
+    assert f'undercurrent_publisher_capture_faults_total{{kind="{OTHER}"}} 1.0' in text
