@@ -325,16 +325,13 @@ def serve(path: Path, bootstrap_servers: str | None = None, log_format: LogForma
     registry = CollectorRegistry()
     assembly = Assembly(config, stop, registry)
     where = config.own.metrics
-    try:
-        health = HealthServer(
-            registry,
-            heartbeats=assembly.heartbeats,
-            not_ready=assembly.observer.not_ready,
-            host=where.host,
-            port=where.port,
-        )
-    except OSError as exc:
-        raise ConfigError(f"metrics: {where.host}:{where.port} cannot be served: {exc}") from exc
+    health = HealthServer(
+        registry,
+        heartbeats=assembly.heartbeats,
+        not_ready=assembly.observer.not_ready,
+        host=where.host,
+        port=where.port,
+    )
     with health:
         logger.info("metrics and health at http://%s:%d", where.host, health.port)
         asyncio.run(_supervise(assembly))

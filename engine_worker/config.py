@@ -30,7 +30,7 @@ from undercurrent.cli.pipeline import connection, topic_plan, validated
 from undercurrent.errors import ConfigError
 from undercurrent.kafka.client import Assignor, KafkaSettings
 from undercurrent.protocol.worker_types import WorkerLimits
-from undercurrent.service.logging import LogFormat
+from undercurrent.service.sections import LoggingSection, MetricsSection
 from undercurrent.spec import ProbeSpec, check_pipeline, load_yaml_file
 from undercurrent.topics import TopicPlan
 
@@ -128,30 +128,6 @@ class PublisherSection(_Section):
     interval_ms: Annotated[float, Field(ge=0)] = 10.0
     ring_mib: Annotated[int, Field(gt=0)] = 64
     max_cycle_mib: Annotated[int, Field(gt=0)] = 32
-
-
-class MetricsSection(_Section):
-    """Where /metrics, /healthz and /readyz are served.
-
-    Args:
-        host: the interface.
-        port: 0 for any free one; the log names it.
-    """
-
-    host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = 0
-
-
-class LoggingSection(_Section):
-    """How the log looks.
-
-    Args:
-        format: `text` or `json`.
-        level: least level that is shown.
-    """
-
-    format: LogFormat = LogFormat.TEXT
-    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 
 
 class WorkerSections(_Section):

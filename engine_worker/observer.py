@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from undercurrent.capture.ring import Ring
-from undercurrent.errors import EngineDeadError, TopicError, UnreachableError
+from undercurrent.errors import EngineDeadError, ProbingError, TopicError
 from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.records import Partition, Record
 from undercurrent.protocol.messages import (
@@ -150,7 +150,7 @@ class Observer:
             except TopicError as exc:
                 logger.error("intake stops: %s", exc)
                 self._counts_differ = str(exc)
-            except UnreachableError as exc:
+            except ProbingError as exc:
                 logger.info("lag is unknown: %s", exc)
 
     async def _see_lag(self) -> None:

@@ -22,7 +22,6 @@ from probe_consumers.service import ProbeService
 from probe_consumers.transactor import Transactor
 from undercurrent.cli.pipeline import reachable, read_sections
 from undercurrent.codec import Codec
-from undercurrent.errors import ConfigError
 from undercurrent.kafka.client import Isolation
 from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.publisher import Publisher
@@ -139,16 +138,13 @@ def serve(path: Path, bootstrap_servers: str | None = None, log_format: LogForma
         watched, OffsetLookup(config.kafka), Publisher(config.kafka), config.plan.verdicts, Codec(), now_us
     )
     where = config.host.metrics
-    try:
-        health = HealthServer(
-            registry,
-            heartbeats=[item.host.heartbeat for item in watched],
-            not_ready=observer.unready,
-            host=where.host,
-            port=where.port,
-        )
-    except OSError as exc:
-        raise ConfigError(f"metrics: {where.host}:{where.port} cannot be served: {exc}") from exc
+    health = HealthServer(
+        registry,
+        heartbeats=[item.host.heartbeat for item in watched],
+        not_ready=observer.unready,
+        host=where.host,
+        port=where.port,
+    )
     with health:
         logger.info("metrics and health at http://%s:%d", where.host, health.port)
         ProbeService(watched, observer, stop.event).run()

@@ -25,7 +25,7 @@ from undercurrent.errors import ConfigError
 from undercurrent.kafka.client import Assignor
 from undercurrent.kafka.settings import KafkaSettings
 from undercurrent.probes import Binding, load_binding, load_bindings, parse_bindings
-from undercurrent.service.logging import LogFormat
+from undercurrent.service.sections import LoggingSection, MetricsSection
 from undercurrent.spec import load_yaml_file
 from undercurrent.spec.pipeline import check_pipeline
 from undercurrent.topics import TopicPlan
@@ -46,34 +46,6 @@ class ServiceSection(BaseModel):
     name: Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] = "probes"
     slot: Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9._-]{1,60}$")] | None = None
     assignor: Assignor = Assignor.COOPERATIVE_STICKY
-
-
-class MetricsSection(BaseModel):
-    """Where /metrics, /healthz and /readyz are served.
-
-    Args:
-        host: the interface.
-        port: 0 for any free one; the log names it.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = 0
-
-
-class LoggingSection(BaseModel):
-    """How the log looks.
-
-    Args:
-        format: `text` or `json`.
-        level: least level that is shown.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    format: LogFormat = LogFormat.TEXT
-    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 
 
 class HostSections(BaseModel):

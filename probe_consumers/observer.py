@@ -161,7 +161,9 @@ class Observer:
         watched.see({where.number: end for where, end in ends.items()}, time.monotonic())
         if watched.silent_s <= SILENT_AFTER_S and watched.host.joined:
             value = self._codec.encode(watched.heartbeat(self._clock, self._member))
-            self._publisher.produce(self._verdicts, value, key=watched.service.encode())
+            refused = self._publisher.produce(self._verdicts, value, key=watched.service.encode())
+            if refused is not None:
+                logger.warning("the heartbeat of %s is not sent: %s", watched.service, refused.reason)
 
     def unready(self) -> list[str]:
         """Return why the process is not ready, in words; empty when it is."""

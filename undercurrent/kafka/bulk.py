@@ -62,12 +62,10 @@ class BulkPublisher:
     Args:
         settings: the connection.
         max_buffer_bytes: most bytes of one cycle; a larger one is written in parts.
-        compression: codec of the batches.
     """
 
-    def __init__(self, settings: KafkaSettings, *, max_buffer_bytes: int = 64 << 20, compression: str = "lz4") -> None:
+    def __init__(self, settings: KafkaSettings, *, max_buffer_bytes: int = 64 << 20) -> None:
         self._config = {
-            "compression.type": compression,
             **idempotent_producer_config(settings),
             "linger.ms": _LINGER_MS,
             "message.timeout.ms": 0,

@@ -16,6 +16,8 @@ from typing import Self
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from undercurrent.errors import ConfigError
+
 
 class Heartbeat:
     """The sign of life of one loop.
@@ -60,6 +62,9 @@ class HealthServer:
         not_ready: asked on each request; reasons why the service should get no work, none when it is ready.
         host: the interface; loopback unless the deployment says otherwise.
         port: 0 for any free one.
+
+    Raises:
+        ConfigError: the interface or the port cannot be had.
     """
 
     def __init__(
@@ -74,7 +79,10 @@ class HealthServer:
         self._registry = registry
         self._heartbeats = list(heartbeats)
         self._not_ready = not_ready
-        self._server = ThreadingHTTPServer((host, port), self._handler())
+        try:
+            self._server = ThreadingHTTPServer((host, port), self._handler())
+        except OSError as exc:
+            raise ConfigError(f"metrics: {host}:{port} cannot be served: {exc}") from exc
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="health", daemon=True)
 

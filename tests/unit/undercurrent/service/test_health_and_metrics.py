@@ -8,6 +8,7 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from undercurrent.errors import ConfigError
 from undercurrent.service.health import HealthServer, Heartbeat
 from undercurrent.service.metrics import OTHER, EngineMetrics, PublisherMetrics, bounded
 
@@ -101,3 +102,11 @@ def test_all_parts_fit_into_one_registry() -> None:
     text = generate_latest(registry).decode()
     assert 'undercurrent_publisher_dropped_activations_total{point="p",reason="stale_tap"} 12.0' in text
     assert f'undercurrent_publisher_capture_faults_total{{kind="{OTHER}"}} 1.0' in text
+
+
+def test_a_port_that_is_taken_is_a_wrong_configuration() -> None:
+    with (
+        HealthServer(CollectorRegistry()) as first,
+        pytest.raises(ConfigError, match=f"127.0.0.1:{first.port} cannot be served"),
+    ):
+        HealthServer(CollectorRegistry(), port=first.port)
