@@ -13,6 +13,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from undercurrent.errors import ReplayError
 from undercurrent.protocol.messages import ProbeVerdict, VerdictKind
 
 _STREAM = [("request_id", pa.string()), ("attempt", pa.int64()), ("index", pa.int32())]
@@ -80,12 +81,18 @@ class ReplaySinks:
 
     Args:
         folder: where to; it is made.
+
+    Raises:
+        ReplayError: nothing can be written there.
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._verdicts = TableSink(folder, "verdicts", VERDICTS)
-        self._scores = TableSink(folder, "scores", SCORES)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._verdicts = TableSink(folder, "verdicts", VERDICTS)
+            self._scores = TableSink(folder, "scores", SCORES)
+        except OSError as exc:
+            raise ReplayError(f"{folder}: results cannot be written there: {exc.strerror}") from exc
 
     def __enter__(self) -> Self:
         return self

@@ -35,14 +35,7 @@ def send(
     text: Annotated[str | None, typer.Argument(help="The prompt. Without it --file or standard input is read.")] = None,
     file: Annotated[
         Path | None,
-        typer.Option(
-            "--file",
-            "-f",
-            exists=True,
-            dir_okay=False,
-            allow_dash=True,
-            help="Prompts as JSON lines; - is standard input.",
-        ),
+        typer.Option("--file", "-f", metavar="<file>", help="Prompts as JSON lines; - is standard input."),
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Show what is generated until every request has ended.")
@@ -141,7 +134,12 @@ def _prompts(
     if "request_id" in fields:
         raise ConfigError("--request-id names one prompt; in a file each line has its own request_id")
     if file is not None and str(file) != "-":
-        return _lines(file.open(encoding="utf-8"), str(file), fields), file.stat().st_size
+        try:
+            # One line that is no UTF-8 must not hold up the others; what makes a prompt of it says which line it is.
+            lines = file.open(encoding="utf-8", errors="surrogateescape")
+        except OSError as exc:
+            raise ConfigError(f"--file {file}: {exc.strerror}") from exc
+        return _lines(lines, str(file), fields), file.stat().st_size
     if file is None and sys.stdin.isatty():
         raise ConfigError(
             'nothing to send: give a prompt, --file FILE.jsonl, or lines of {"prompt": "..."} on standard input'
@@ -157,7 +155,7 @@ def _lines(source: TextIO, name: str, fields: dict[str, Any]) -> Iterator[tuple[
     def counted() -> Iterator[str]:
         nonlocal read
         for line in source:
-            read += len(line.encode())
+            read += len(line.encode(errors="surrogateescape"))
             yield line
 
     with source:

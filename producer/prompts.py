@@ -130,6 +130,12 @@ class LineError:
 
 def check(fields: Mapping[str, Any]) -> Prompt | str:
     """Return the prompt that some fields make, or what is wrong with them, field by field, in one line."""
+    for name, value in fields.items():
+        try:
+            json.dumps(value, ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError:
+            # JSON can escape half a character, and so can a shell's argument: no message can carry it.
+            return f"{name}: holds half a surrogate pair, which is no text"
     try:
         return Prompt.model_validate(fields)
     except ValidationError as exc:
@@ -162,9 +168,15 @@ def read_lines(lines: Iterable[str], source: str, defaults: Mapping[str, Any]) -
 
 def _read_line(line: str, defaults: Mapping[str, Any]) -> Prompt | str:
     try:
+        line.encode()
+    except UnicodeEncodeError as exc:
+        return f"not UTF-8 text at character {exc.start}"
+    try:
         fields = json.loads(line)
     except ValueError as exc:
         return f"not JSON: {exc}"
+    except RecursionError:
+        return "not JSON that makes a prompt: nested too deeply"
     if not isinstance(fields, dict):
         return f'expected an object like {{"prompt": "..."}}, got {type(fields).__name__}'
     merged = {**defaults, **fields}

@@ -120,6 +120,15 @@ def test_a_file_is_sent_but_for_its_bad_lines(cli: Cli, topic_prefix: str) -> No
     assert {line["sampling"]["seed"] for line in shown} == {7}
 
 
+def test_a_file_may_be_a_dash_and_may_hold_lines_that_are_no_text(cli: Cli, tmp_path: Path) -> None:
+    assert cli.run("prompts", "send", "--file", "-", given='{"prompt": "p", "request_id": "r"}').stdout == "r\n"
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(b'{"prompt": "p", "request_id": "a"}\n{"prompt": "\xff"}\n{"prompt": "p", "request_id": "b"}\n')
+    done = cli.run("prompts", "send", "--file", str(path), code=2)
+    assert (done.stdout, done.stderr) == ("a\nb\n", f"{path}:2: not UTF-8 text at character 12\n")
+    assert "nowhere: No such file" in cli.run("prompts", "send", "--file", str(tmp_path / "nowhere"), code=2).stderr
+
+
 def test_what_is_generated_is_shown_while_it_is_written_and_afterwards(
     cli: Cli, answers: Publisher, topic_prefix: str
 ) -> None:

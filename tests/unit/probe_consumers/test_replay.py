@@ -16,7 +16,7 @@ from probe_consumers.replay_range import parse_offsets, parse_time
 from probe_consumers.replay_sinks import ReplaySinks
 from probe_consumers.runner import BindingRunner
 from undercurrent.codec import Codec
-from undercurrent.errors import ConfigError
+from undercurrent.errors import ConfigError, ReplayError
 from undercurrent.evaluation.diff import collect, compare
 from undercurrent.kafka.records import Record
 from undercurrent.probes import Binding, LinearProbe, LoadedProbe
@@ -187,3 +187,9 @@ def test_offsets_are_of_every_partition_or_of_one():
     assert parse_offsets(["5", "2:7"]) == {None: 5, 2: 7}
     with pytest.raises(ConfigError, match="PARTITION:OFFSET"):
         parse_offsets(["x"])
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ReplayError, match=r"file/out: results cannot be written there: Not a directory"):
+        ReplaySinks(tmp_path / "file" / "out")
