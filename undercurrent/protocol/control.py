@@ -1,8 +1,7 @@
 """Which control commands bind which attempts, and which of them still have to be answered.
 
 Feed it the control topic and the acknowledgements from their retention's start. An operator's command names no attempt
-and binds every one until it is answered; an answer `applied` is a promise about the final, so it goes on binding
-the attempts after it: a worker that died between answer and final has promised for its successor too.
+and binds every one until it is answered.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ class ControlBook:
     def __init__(self) -> None:
         self._commands: dict[str, dict[str, Command]] = {}
         self._answers: set[str] = set()
-        self._promised: dict[str, str] = {}
 
     def add(self, message: ControlCommand, received_at_us: int) -> Command | None:
         """Note a command; return it when it is new and nobody has answered it, so that it has to be acted on."""
@@ -47,11 +45,8 @@ class ControlBook:
 
     def answered(self, ack: ControlAck) -> None:
         """Note an answer; the first one in log order counts, and `unknown` is none."""
-        if ack.outcome is AckOutcome.UNKNOWN or ack.command_id in self._answers:
-            return
-        self._answers.add(ack.command_id)
-        if ack.outcome is AckOutcome.APPLIED:
-            self._promised.setdefault(ack.request_id, ack.command_id)
+        if ack.outcome is not AckOutcome.UNKNOWN:
+            self._answers.add(ack.command_id)
 
     def is_answered(self, command_id: str) -> bool:
         """Return whether an answer that counts is on record."""
@@ -59,11 +54,7 @@ class ControlBook:
 
     def binding(self, request_id: str) -> Command | None:
         """Return the command that stops every further attempt of a request, None when it may run."""
-        commands = self._commands.get(request_id, {})
-        promised = self._promised.get(request_id)
-        if promised is not None and promised in commands:
-            return commands[promised]
-        for command in commands.values():
+        for command in self._commands.get(request_id, {}).values():
             if command.message.attempt is None and command.message.command_id not in self._answers:
                 return command
         return None
@@ -85,4 +76,3 @@ class ControlBook:
             del commands[command_id]
         if not commands:
             del self._commands[request_id]
-        self._promised.pop(request_id, None)

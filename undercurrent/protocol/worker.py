@@ -193,10 +193,8 @@ class WorkerCore(WorkerState):
         child.finish_reason, child.stopped_at_s = finish_reason, now.mono_s
         if finish_reason == ABORT and run.abort is not None and run.abort.applied_at_us is None:
             run.abort.applied_at_us = now.wall_us
-            self._out += self._commands.applied(run)
         if run.stopped:
             run.phase = Phase.SETTLING
-            self._commands.engine_done(run)
         return self._pump(now)
 
     def rejected(self, key: RunKey, defect: Defect, now: Now) -> list[Action]:
@@ -204,7 +202,6 @@ class WorkerCore(WorkerState):
         entry = self._runs.get(key)
         if entry is not None:
             self._out += self._finals.rejected(*entry, defect)
-            self._commands.engine_done(entry[1])
         return self._pump(now)
 
     def streams_ended(self, key: RunKey, streams: Iterable[StreamKey], now: Now) -> list[Action]:

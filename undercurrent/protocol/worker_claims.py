@@ -68,25 +68,23 @@ class ClaimDesk:
             child.open_streams.clear()
         if run.abort is not None:
             run.abort.applied_at_us = now.wall_us
-            return self._commands.applied(run)
+            return []
         return [dead_letter(owned, run, run.defect)] if run.defect is not None else []
 
     def answer(self, owned: OwnedPartition, prompt: Prompt, now: Now) -> list[Action] | None:
         """Return what settles a prompt that must not run, None when it may.
 
-        It must not when it is finished, or when an earlier prompt of this partition has its id.
+        It must not when another prompt of this partition has its id and is finished or came earlier.
         """
+        # A finished prompt itself never comes here: what the log closes is settled there.
         done = owned.finished(prompt.request_id)
-        if done is not None and done.offset == prompt.offset:
-            owned.settle(prompt.request_id, prompt.offset)
-            return []
         state = owned.reader.get(prompt.request_id)
         if done is not None:
             offset, content_hash, attempt = done.offset, done.content_hash, done.attempt
         else:
             offset = owned.offsets.get(prompt.request_id, prompt.offset)
             content_hash, attempt = owned.content_hash(offset), 0
-            if state is not None and state.prompt_offset < offset:
+            if state is not None and state.prompt_offset <= offset:
                 offset, content_hash, attempt = state.prompt_offset, state.content_hash, state.attempt
             if offset >= prompt.offset:
                 return None

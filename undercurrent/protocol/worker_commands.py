@@ -1,13 +1,14 @@
 """What becomes of a control command in the worker that owns its prompt's partition.
 
-    running                   the engine stops it; `applied` when it has, `too_late` when every child ended before
-    claimed or waiting        it ends as aborted without running; `applied` at token 0
-    stopped already           `already`
-    finished                  `too_late`, or `already` when it was aborted
-    another attempt           `stale`: a probe's command names its attempt and cannot hit another one
+    running                   the engine stops it at once
+    claimed or waiting        it ends as aborted without running
+    over                      nothing
+    another attempt           nothing: a probe's command names its attempt and cannot hit another one
 
-An acknowledgement is written once per command. `applied` is written when nothing can undo it any more; `too_late` when
-the valid final was read.
+It is answered once, and a promise about the final only when that was read back from the log: `applied` when the final
+names this command, `already` when it names another one, `too_late` when the request was not aborted. A worker that lost
+its partition without knowing, or dies in between, so promises nothing that the log does not keep. `stale` promises
+nothing: the attempt is over and was not the last, or only the prompt is remembered.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from undercurrent.protocol.control import Command, ControlBook
-from undercurrent.protocol.messages import AckOutcome
+from undercurrent.protocol.messages import AckOutcome, ControlAck
 from undercurrent.protocol.worker_partition import Finished, OwnedPartition
-from undercurrent.protocol.worker_runs import Abort, Phase, Run, acknowledgement
+from undercurrent.protocol.worker_runs import Abort, Phase, Run
 from undercurrent.protocol.worker_types import AbortEngine, Acknowledge, Action
 from undercurrent.topics import partition_of
 
@@ -49,13 +50,10 @@ class CommandDesk:
             return self._running(run, command)
         done = partition.finished(request_id)
         if done is not None:
-            # Where only its prompt is known, neither of the two promises can be made.
-            known = AckOutcome.ALREADY if done.aborted else AckOutcome.TOO_LATE
-            outcome = AckOutcome.STALE if done.aborted is None else known
-            return self._answer(command, outcome, done.attempt or None, run=partition.closing.get(request_id))
+            return self._answer(command, _outcome(done, command), done, partition.closing.get(request_id))
         if command.message.attempt is not None:
             # Its attempt is over and was not the last: whoever runs the request next takes a higher one.
-            return self._answer(command, AckOutcome.STALE, None)
+            return self._answer(command, AckOutcome.STALE)
         offset = partition.offsets.get(request_id)
         if offset is not None and offset in partition.waiting:
             partition.urgent[offset] = partition.waiting.pop(offset)
@@ -66,32 +64,15 @@ class CommandDesk:
         command = self._book.binding(request_id)
         return None if command is None else Abort(command.message, command.received_at_us)
 
-    def applied(self, run: Run) -> list[Action]:
-        """A run has stopped because of its command: say so, unless it was said for an attempt before."""
-        abort = run.abort
-        if abort is None or abort.acknowledged:
-            return []
-        abort.acknowledged = True
-        if self._book.is_answered(abort.command.command_id):
-            return []
-        command = Command(abort.command, abort.received_at_us)
-        return self._answer(command, AckOutcome.APPLIED, run.key.attempt, run=run, applied_at_us=abort.applied_at_us)
-
-    def engine_done(self, run: Run) -> None:
-        """Every child has ended. A command that stopped none of them came too late; its answer waits for the final."""
-        if run.abort is not None and not run.abort.acknowledged:
-            run.late.append((run.abort.command, run.abort.received_at_us))
-            run.abort = None
-
-    def closed(self, run: Run, done: Finished | None) -> list[Action]:
-        """The request has its valid final: answer what came too late for it."""
+    def closed(self, run: Run, done: Finished) -> list[Action]:
+        """The request has its valid final: answer what was meant for it."""
+        commands = list(run.late)
+        if run.abort is not None:
+            commands.insert(0, Command(run.abort.command, run.abort.received_at_us))
         actions: list[Action] = []
-        outcome = AckOutcome.ALREADY if done is not None and done.aborted else AckOutcome.TOO_LATE
-        for message, received_at_us in run.late:
-            if not self._book.is_answered(message.command_id):
-                actions += self._answer(Command(message, received_at_us), outcome, run.key.attempt, run=run)
-        if run.abort is not None and not self._book.is_answered(run.abort.command.command_id):
-            actions += self._answer(Command(run.abort.command, run.abort.received_at_us), outcome, None, run=run)
+        for command in commands:
+            if not self._book.is_answered(command.message.command_id):
+                actions += self._answer(command, _outcome(done, command), done, run)
         return actions
 
     def _running(self, run: Run, command: Command) -> list[Action]:
@@ -99,40 +80,43 @@ class CommandDesk:
         if run.abort is not None and run.abort.command.command_id == message.command_id:
             return []
         if message.attempt is not None and message.attempt < run.key.attempt:
-            return self._answer(command, AckOutcome.STALE, run.key.attempt, run=run)
+            return self._answer(command, AckOutcome.STALE, run=run)
         if message.attempt is not None and message.attempt > run.key.attempt:
             return []
-        if run.abort is not None:
-            if run.abort.acknowledged:
-                return self._answer(command, AckOutcome.ALREADY, run.key.attempt, run=run)
-            run.late.append((message, command.received_at_us))
-            return []
-        if run.phase is Phase.SETTLING:
-            run.late.append((message, command.received_at_us))
+        if run.abort is not None or run.phase is Phase.SETTLING:
+            run.late.append(command)
             return []
         run.abort = Abort(message, command.received_at_us)
         return [AbortEngine(run.key)] if run.phase is Phase.RUNNING else []
 
     def _answer(
-        self,
-        command: Command,
-        outcome: AckOutcome,
-        attempt: int | None,
-        *,
-        run: Run | None = None,
-        applied_at_us: int | None = None,
+        self, command: Command, outcome: AckOutcome, done: Finished | None = None, run: Run | None = None
     ) -> list[Action]:
-        ack = acknowledgement(
-            command.message,
-            outcome,
+        message, applied = command.message, outcome is AckOutcome.APPLIED
+        attempt = (done.attempt or None) if done is not None else None if run is None else run.key.attempt
+        ack = ControlAck(
+            command_id=message.command_id,
+            request_id=message.request_id,
+            attempt=attempt,
             engine=self._engine,
             incarnation=self._incarnation,
+            outcome=outcome,
+            token_index=done.tokens if done is not None and applied else None,
+            captured_at_us=message.captured_at_us,
+            published_at_us=message.published_at_us,
+            decided_at_us=message.decided_at_us,
             received_at_us=command.received_at_us,
-            attempt=attempt,
-            token_index=run.token_index if run is not None and outcome is AckOutcome.APPLIED else None,
-            applied_at_us=applied_at_us,
+            applied_at_us=run.abort.applied_at_us if applied and run is not None and run.abort is not None else None,
         )
         self._book.answered(ack)
         if run is not None:
             run.acks.add(ack.command_id)
         return [Acknowledge(ack)]
+
+
+def _outcome(done: Finished, command: Command) -> AckOutcome:
+    if done.aborted_by is None:
+        return AckOutcome.STALE
+    if command.message.command_id in done.aborted_by:
+        return AckOutcome.APPLIED
+    return AckOutcome.ALREADY if done.aborted_by else AckOutcome.TOO_LATE

@@ -5,6 +5,7 @@ dead letter of a defect  ->  ends of the streams  ->  guards' verdicts (at most 
 
 from __future__ import annotations
 
+from undercurrent.protocol.control import Command
 from undercurrent.protocol.guards import GuardBook
 from undercurrent.protocol.worker_partition import OwnedPartition
 from undercurrent.protocol.worker_runs import Child, Phase, Run
@@ -55,6 +56,10 @@ class FinalDesk:
         """The engine refuses a request: it opens no stream and ends as failed."""
         run.defect, run.ran, run.phase = defect, False, Phase.SETTLING
         run.awaiting.add("previous")
+        if run.abort is not None:
+            # Nothing was stopped: it never ran.
+            run.late.append(Command(run.abort.command, run.abort.received_at_us))
+            run.abort = None
         for child in run.children.values():
             child.open_streams.clear()
         return [dead_letter(owned, run, defect)]

@@ -23,13 +23,15 @@ class Finished(NamedTuple):
         offset: of its prompt.
         content_hash: of its prompt.
         attempt: that closed it, 0 where only the prompt is known.
-        aborted: a child of it was aborted; None where only the prompt is known.
+        aborted_by: commands that its finals name; empty when it was not aborted, None where only the prompt is known.
+        tokens: generated until it was aborted, by the child that had most.
     """
 
     offset: int
     content_hash: bytes
     attempt: int = 0
-    aborted: bool | None = None
+    aborted_by: frozenset[str] | None = None
+    tokens: int = 0
 
 
 class OwnedPartition:
@@ -174,5 +176,11 @@ class OwnedPartition:
 
 
 def _finished(state: RequestState) -> Finished:
-    aborted = any(final.outcome is Outcome.ABORTED for final in state.finals.values())
-    return Finished(state.prompt_offset, state.content_hash, state.attempt, aborted)
+    aborted = [final for final in state.finals.values() if final.outcome is Outcome.ABORTED]
+    return Finished(
+        offset=state.prompt_offset,
+        content_hash=state.content_hash,
+        attempt=state.attempt,
+        aborted_by=frozenset(final.abort.command_id if final.abort else "" for final in aborted),
+        tokens=max((final.generated_tokens for final in aborted), default=0),
+    )

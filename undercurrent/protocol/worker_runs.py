@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from undercurrent.protocol.control import Command
 from undercurrent.protocol.generations import RequestState
 from undercurrent.protocol.messages import (
     AbortCause,
     Accepted,
-    AckOutcome,
-    ControlAck,
     ControlCommand,
     GenerationEvent,
     GenerationKind,
@@ -80,13 +79,11 @@ class Abort:
         command: it.
         received_at_us: when the worker read it.
         applied_at_us: when the engine had stopped.
-        acknowledged: its outcome is written.
     """
 
     command: ControlCommand
     received_at_us: int
     applied_at_us: int | None = None
-    acknowledged: bool = False
 
     @property
     def cause(self) -> AbortCause:
@@ -112,7 +109,7 @@ class Run:
         defect: why it cannot run.
         expired: its deadline has passed.
         abort: the command that stops it.
-        late: commands that came when nothing was left to stop, with the time they were read.
+        late: further commands for this attempt; they are answered when its final was read.
         previous: the attempt that held the request before, whose streams may still be open.
         children: state of each child that has no valid final yet.
         awaiting: what a final has to wait for: `previous` streams to be looked at, `dead_letter`, `streams`.
@@ -128,7 +125,7 @@ class Run:
     defect: Defect | None = None
     expired: bool = False
     abort: Abort | None = None
-    late: list[tuple[ControlCommand, int]] = field(default_factory=list)
+    late: list[Command] = field(default_factory=list)
     previous: RequestState | None = None
     children: dict[int, Child] = field(default_factory=dict)
     awaiting: set[str] = field(default_factory=set)
@@ -217,31 +214,3 @@ class Run:
             reason=reason,
             released_at_us=now.wall_us,
         )
-
-
-def acknowledgement(
-    command: ControlCommand,
-    outcome: AckOutcome,
-    *,
-    engine: str,
-    incarnation: int,
-    received_at_us: int,
-    attempt: int | None = None,
-    token_index: int | None = None,
-    applied_at_us: int | None = None,
-) -> ControlAck:
-    """Return the answer to a command, with its times copied from it."""
-    return ControlAck(
-        command_id=command.command_id,
-        request_id=command.request_id,
-        attempt=attempt,
-        engine=engine,
-        incarnation=incarnation,
-        outcome=outcome,
-        token_index=token_index,
-        captured_at_us=command.captured_at_us,
-        published_at_us=command.published_at_us,
-        decided_at_us=command.decided_at_us,
-        received_at_us=received_at_us,
-        applied_at_us=applied_at_us,
-    )

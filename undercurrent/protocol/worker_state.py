@@ -167,7 +167,9 @@ class WorkerState:
         self._out += drop_run(owned, run)
         self._forget_run(run)
         owned.closing[request_id] = run
-        self._out += self._commands.closed(run, owned.finished(request_id))
+        done = owned.finished(request_id)
+        if done is not None:
+            self._out += self._commands.closed(run, done)
 
     def _pump(self, now: Now) -> list[Action]:
         """Do what has become possible, and hand out the actions."""

@@ -107,8 +107,11 @@ class Story:
 
     @property
     def finished(self) -> bool:
-        """Whether every request has its final."""
-        return all(teller.outcome is not None for teller in self)
+        """Whether every request has its final, and every abort the acknowledgement that follows it."""
+        return all(
+            teller.outcome is not None and (teller.outcome is not Outcome.ABORTED or teller.applied_at_us is not None)
+            for teller in self
+        )
 
     @property
     def judged(self) -> bool:

@@ -29,21 +29,12 @@ def test_a_probes_command_binds_no_further_attempt():
     assert book.binding("r") is None
 
 
-def test_an_answer_applied_is_a_promise_for_the_attempts_after_it():
-    book = ControlBook()
-    book.add(command("c", attempt=1), 0)
-    book.answered(ack("c", AckOutcome.APPLIED))
-    assert book.binding("r").message.command_id == "c"
-
-
-def test_the_first_answer_counts_and_unknown_is_none():
+def test_unknown_is_no_answer():
     book = ControlBook()
     book.add(command("c"), 0)
     book.answered(ack("c", AckOutcome.UNKNOWN))
     assert not book.is_answered("c")
-    book.answered(ack("c", AckOutcome.STALE))
-    book.answered(ack("c", AckOutcome.APPLIED))
-    assert book.binding("r") is None
+    assert book.binding("r") is not None
 
 
 def test_a_command_is_acted_on_once_whatever_comes_first():

@@ -9,6 +9,7 @@ import pytest
 from undercurrent.protocol.epochs import Position
 from undercurrent.protocol.guards import GuardBook
 from undercurrent.protocol.messages import (
+    AbortCause,
     Accepted,
     AckOutcome,
     BindingMode,
@@ -49,6 +50,20 @@ from undercurrent.protocol.worker_types import (
 
 LIMITS = WorkerLimits(max_in_flight=2, max_waiting=4, handover_s=2.0, shutdown_s=2.0, stream_end_timeout_s=3.0)
 
+_CLAIM = Accepted(
+    request_id="r",
+    attempt=2,
+    engine="dead",
+    incarnation=3,
+    epoch=2,
+    prompt_partition=0,
+    prompt_offset=0,
+    content_hash=b"h",
+    points=("p",),
+    stream_partition=0,
+    accepted_at_us=0,
+)
+
 
 class Bench:
     """A core that owns the partition of its requests, and a log that it reads."""
@@ -81,16 +96,16 @@ class Bench:
         self.do(self.core.prompt(0, 5, prompt, self.now))
         return prompt
 
-    def write(self, message):
+    def write(self, message, epoch=5):
         """Append a record to the log, and let the core read it."""
         self.log.append(message)
-        self.do(self.core.generation(0, 5, len(self.log) - 1, message, self.now))
+        self.do(self.core.generation(0, epoch, len(self.log) - 1, message, self.now))
 
-    def flush(self):
+    def flush(self, epoch=5):
         """Write what the core wants to publish, and what it wants then."""
         while action := next((a for a in self.actions if isinstance(a, Publish)), None):
             self.actions.remove(action)
-            self.write(action.message)
+            self.write(action.message, epoch)
 
     def start(self, request_id, **fields):
         self.send(request_id, **fields)
@@ -183,6 +198,33 @@ def test_intake_resumes_when_half_of_the_backlog_has_gone():
     assert bench.core.paused() == {0: None}
 
 
+def test_a_prompt_is_not_the_duplicate_of_its_own_duplicate():
+    bench = Bench()
+    # An owner before has answered the second prompt; the first one is still to be run.
+    start = Position(offset=0, epoch=6, read_from=0, finished=frozenset({3}))
+    bench.do(bench.core.acquired(0, start, bench.now))
+    bench.do(bench.core.caught_up(0, 6, bench.now))
+    for offset, request_id in enumerate(["a", "b", "twice", "twice"]):
+        prompt = Prompt(request_id=request_id, offset=offset, content_hash=b"h", points=("p",))
+        bench.do(bench.core.prompt(0, 6, prompt, bench.now))
+    bench.flush(epoch=6)
+    for action in bench.take(Start):
+        bench.delta(action.key, 1, "stop")
+    bench.flush(epoch=6)
+    assert [action.key.request_id for action in bench.take(Start)] == ["twice"]
+
+
+@pytest.mark.parametrize(("content_hash", "kind"), [(b"h", "duplicate"), (b"other", "refused")])
+def test_a_second_prompt_of_an_id_is_answered_once_the_first_is_known(content_hash, kind):
+    bench = Bench()
+    bench.start("r")
+    again = Prompt(request_id="r", offset=1, content_hash=content_hash, points=("p",))
+    bench.do(bench.core.prompt(0, 5, again, bench.now))
+    (answer,) = bench.published()
+    assert (answer.kind.value, answer.prompt_offset, answer.attempt) == (kind, 1, 5)
+    assert bench.core.unsettled == 1
+
+
 def test_a_prompt_past_its_deadline_fails_without_running():
     bench = Bench()
     bench.start("a")
@@ -214,9 +256,59 @@ def test_an_abort_reaches_the_engine_before_anything_is_written():
     assert bench.take() == [AbortEngine(key)]
     bench.now_s += 0.01
     bench.delta(key, 0, "abort")
-    (ack,) = bench.take(Acknowledge)
-    assert (ack.ack.outcome, ack.ack.token_index, ack.ack.captured_at_us) == (AckOutcome.APPLIED, 7, 1)
-    assert ack.ack.applied_at_us - ack.ack.received_at_us == 10_000
+    bench.now_s += 0.01
+    bench.do(bench.core.streams_ended(key, [StreamKey(0, "p")], bench.now))
+    (final,) = bench.published()
+    assert (final.outcome, final.abort.command_id) == (Outcome.ABORTED, "c")
+
+
+def test_an_abort_is_acknowledged_with_its_times_once_the_final_is_read():
+    bench = Bench()
+    key = bench.start("r")
+    bench.delta(key, 7)
+    bench.do(bench.core.command(order("r"), bench.now))
+    bench.do(bench.core.command(order("r", name="second"), bench.now))
+    bench.now_s += 0.01
+    bench.delta(key, 0, "abort")
+    bench.now_s += 0.01
+    bench.do(bench.core.streams_ended(key, [StreamKey(0, "p")], bench.now))
+    assert not [action for action in bench.actions if isinstance(action, Acknowledge)]
+    bench.flush()
+    first, second = (action.ack for action in bench.take(Acknowledge))
+    assert (first.command_id, first.outcome, first.token_index, first.captured_at_us) == ("c", AckOutcome.APPLIED, 7, 1)
+    assert first.applied_at_us - first.received_at_us == 10_000
+    assert (second.command_id, second.outcome, second.token_index) == ("second", AckOutcome.ALREADY, None)
+
+
+def test_a_command_that_a_dead_worker_has_carried_out_is_acknowledged_by_the_next():
+    bench = Bench()
+    bench.write(_CLAIM)
+    final = GenerationEvent(
+        request_id="r",
+        attempt=2,
+        engine="dead",
+        incarnation=3,
+        kind=GenerationKind.FINAL,
+        prompt_partition=0,
+        prompt_offset=0,
+        outcome=Outcome.ABORTED,
+        abort=AbortCause(command_id="c", source=CommandSource.OPERATOR),
+        generated_tokens=4,
+        emitted_at_us=0,
+    )
+    bench.do(bench.core.command(order("r"), bench.now))
+    bench.write(final)
+    (ack,) = (action.ack for action in bench.take(Acknowledge))
+    assert (ack.outcome, ack.token_index, ack.attempt) == (AckOutcome.APPLIED, 4, 2)
+
+
+def test_a_lost_worker_promises_nothing():
+    bench = Bench()
+    key = bench.start("r")
+    bench.do(bench.core.command(order("r"), bench.now))
+    bench.delta(key, 0, "abort")
+    bench.do(bench.core.lost([0], bench.now))
+    assert bench.take(Acknowledge) == []
 
 
 def test_an_abort_that_comes_after_the_last_token_is_too_late_once_the_final_is_read():
@@ -340,21 +432,7 @@ def test_a_claim_of_a_lower_epoch_is_outbid():
 
 def test_the_streams_of_a_dead_worker_end_as_lost_when_its_request_does_not_run_again():
     bench = Bench()
-    bench.write(
-        Accepted(
-            request_id="r",
-            attempt=2,
-            engine="dead",
-            incarnation=3,
-            epoch=2,
-            prompt_partition=0,
-            prompt_offset=0,
-            content_hash=b"h",
-            points=("p",),
-            stream_partition=0,
-            accepted_at_us=0,
-        )
-    )
+    bench.write(_CLAIM)
     bench.do(bench.core.command(order("r"), bench.now))
     bench.send("r")
     bench.flush()
