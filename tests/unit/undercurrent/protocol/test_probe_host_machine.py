@@ -488,10 +488,12 @@ class HostsUnderFire(RuleBasedStateMachine):
         """A client that passes records over, as a seek that is undone has been seen to do."""
         member = self.members[index]
         for number in member.host.emitted_up_to:
-            here = number, member.fetch_from[number]
-            if here not in member.jumped:  # what is passed over twice is taken for a hole in the log
+            here = number, member.host._active[number].position
+            there = member.fetch_from[number] + skip
+            # What is passed over twice is taken for a hole in the log; a jump shows at the next record.
+            if here not in member.jumped and there < len(self.logs[number]):
                 member.jumped.add(here)
-                member.fetch_from[number] = min(here[1] + skip, len(self.logs[number]))
+                member.fetch_from[number] = there
         self.poll(member, 3)
 
     # --- what must hold
