@@ -22,6 +22,7 @@ from probe_consumers.service import ProbeService
 from probe_consumers.transactor import Transactor
 from undercurrent.cli.pipeline import reachable, read_sections
 from undercurrent.codec import Codec
+from undercurrent.kafka.admin import TopicAdmin
 from undercurrent.kafka.client import Isolation
 from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.publisher import Publisher
@@ -31,7 +32,7 @@ from undercurrent.protocol.host import ProbeHost
 from undercurrent.service.health import HealthServer
 from undercurrent.service.logging import LogFormat, setup_logging
 from undercurrent.service.processes import StopRequest
-from undercurrent.topics import DLQ_EXTRA_BYTES
+from undercurrent.topics import DLQ_EXTRA_BYTES, Topic
 
 logger = logging.getLogger(__name__)
 
@@ -98,12 +99,22 @@ def _watched(config: HostConfig, point: str, bounds: list[Bound], codec: Codec, 
         metrics=metrics,
         settings=LoopSettings(
             topic=topic,
+            verdicts=plan.verdicts,
+            service=group,
             fingerprint=fingerprint,
             start_from=config.host.start_from,
             transaction_interval_s=config.host.transaction_interval_ms / 1000,
         ),
     )
     return Watched(host, point, group, bounds, metrics)
+
+
+def topics_of(config: HostConfig) -> list[Topic]:
+    """Return the topics that a host reads and writes."""
+    plan = config.plan
+    sources = [plan.activations(point) for point in config.points]
+    names = {*sources, *map(plan.dlq, sources), plan.verdicts, plan.control}
+    return [topic for topic in plan.topics() if topic.name in names]
 
 
 def read_config(path: Path, bootstrap_servers: str | None = None, probes: Path | None = None) -> HostConfig:
@@ -132,6 +143,7 @@ def serve(path: Path, bootstrap_servers: str | None = None, log_format: LogForma
     stop = StopRequest().install()
     setup_logging(log_format or config.host.logging.format, config.host.logging.level, service="probes")
     reachable(config.kafka)
+    TopicAdmin(config.kafka).check_partitions(topics_of(config))
     registry = CollectorRegistry()
     watched = build(config, registry)
     observer = Observer(

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from undercurrent.protocol.messages import PromptRequest, Sampling
 
 MAX_ID_CHARS = 256
+MAX_DEADLINE_S = 1e9
 
 
 class Prompt(BaseModel):
@@ -53,7 +54,7 @@ class Prompt(BaseModel):
     model: str | None = None
     lora: str | None = None
     points: Annotated[tuple[str, ...], Field(strict=False)] | None = None
-    deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    deadline_s: Annotated[float, Field(gt=0, le=MAX_DEADLINE_S, allow_inf_nan=False)] | None = None
     skip_prefix_cache: bool = False
     tenant: str | None = None
     priority: int = 0

@@ -111,6 +111,10 @@ def _loaded(make: Callable[[], ProbeFactory], reference: str) -> LoadedProbe:
         sample = factory.spawn("", "")
     except (TypeError, ValueError, OSError) as exc:
         raise ProbeError(f"probe {reference!r} does not take these settings: {exc}") from exc
+    except ProbeError:
+        raise
+    except (Exception, SystemExit) as exc:  # as for its module
+        raise ProbeError(f"probe {reference!r} cannot be made: {type(exc).__name__}: {exc}") from exc
     config = sample.artefact.config if isinstance(sample, LinearProbe) else None
     return LoadedProbe(
         factory=factory,
@@ -145,6 +149,8 @@ def _import_class(reference: str, base: Path) -> type[Probe]:
             found = getattr(found, part)
     except (ImportError, AttributeError, ValueError, SyntaxError) as exc:
         raise ProbeError(f"probe {reference!r}: cannot be imported: {exc}") from exc
+    except (Exception, SystemExit) as exc:  # somebody's module may do anything, also end the process without a word
+        raise ProbeError(f"probe {reference!r}: cannot be imported: {type(exc).__name__}: {exc}") from exc
     if not isinstance(found, type) or not issubclass(found, Probe):
         raise ProbeError(f"probe {reference!r}: {name} is a {type(found).__name__}; accepted: a subclass of Probe")
     return found

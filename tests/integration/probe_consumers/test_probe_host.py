@@ -248,3 +248,16 @@ def test_a_host_that_its_group_refuses_for_good_ends_and_says_why(apache_broker,
         host = bench.start_host(bench.configure([guard()]))
         assert host.wait(60.0) == 3, bench.logs()
         assert "beyond use" in bench.logs()
+
+
+def test_topics_that_are_not_as_planned_end_a_host_at_its_start(bench):
+    bench.save_linear("guard", WEIGHT, threshold=4.0)
+    path = bench.configure([guard()])
+    other = path.with_name("other.yaml")
+    other.write_text(path.read_text().replace("activation_partitions: 2", "activation_partitions: 3"))
+    assert bench.start_host(other).wait(60.0) == 1, bench.logs()
+    assert f"{bench.topic}: 2 partitions, planned 3" in bench.logs()
+    absent = path.with_name("absent.yaml")
+    absent.write_text(path.read_text().replace(bench.plan.prefix, "absent"))
+    assert bench.start_host(absent).wait(60.0) == 1, bench.logs()
+    assert "absent.activations.residual: missing" in bench.logs()

@@ -51,6 +51,7 @@ def test_an_error_names_file_line_and_field_and_the_rest_is_kept() -> None:
         ('{"prompt": "a", "request_id": ""}', "request_id: "),
         ('{"prompt_token_ids": []}', "prompt_token_ids: "),
         ('{"prompt": "a", "top_p": 0}', "top_p: "),
+        ('{"prompt": "a", "deadline_s": 1e300}', "deadline_s: "),
         ('{"prompt": "\udcff"}', "not UTF-8 text at character 12"),
         ('{"prompt": "\\ud800"}', "prompt: "),
         ("[" * 100_000, "nested too deeply"),

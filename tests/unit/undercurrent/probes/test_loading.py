@@ -100,6 +100,28 @@ def test_what_does_not_load_says_why(base, reference, args, words):
         load_probe(reference, args, base=base)
 
 
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("raise RuntimeError('at import')", "cannot be imported: RuntimeError: at import"),
+        ("import sys; sys.exit(0)", "cannot be imported: SystemExit: 0"),
+        ("class X(Probe):\n    seen = {}", "cannot be imported: TypeError: X.seen is a mutable class attribute"),
+        (
+            "class X(Probe):\n    def __init__(self):\n        raise RuntimeError('made')\n"
+            "    def on_activation(self, record): ...\n    def on_end(self, ctx): ...",
+            "cannot be made: RuntimeError: made",
+        ),
+    ],
+)
+def test_a_module_that_does_anything_else_than_define_a_probe_is_named(base, source, words):
+    (base / "loading_wild.py").write_text(f"from undercurrent.core import Probe\n{source}\n", encoding="utf-8")
+    try:
+        with pytest.raises(ProbeError, match=rf"probe 'loading_wild:X'.*{words}"):
+            load_probe("loading_wild:X", base=base)
+    finally:
+        sys.modules.pop("loading_wild", None)
+
+
 def test_an_unknown_name_is_not_found(base):
     with pytest.raises(ProbeNotFoundError, match=r"'vualt'.*known: .*linear"):
         load_probe("vualt", base=base)
