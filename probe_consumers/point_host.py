@@ -24,6 +24,7 @@ from undercurrent.kafka.subscriber import GroupSubscriber
 from undercurrent.protocol.host import ProbeHost
 from undercurrent.protocol.host_events import Action, Commit, Declare, Fetch, Read, SendAbort
 from undercurrent.protocol.host_position import Committed, StartFrom, resume_from
+from undercurrent.protocol.messages import ProbeHeartbeat
 from undercurrent.service.health import Heartbeat
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,8 @@ class LoopSettings:
 
     Args:
         topic: activations topic of the point.
+        verdicts: topic of verdicts.
+        service: consumer group.
         fingerprint: of the probe set.
         start_from: where a new group begins.
         transaction_interval_s: time between transactions.
@@ -58,6 +61,8 @@ class LoopSettings:
     """
 
     topic: str
+    verdicts: str
+    service: str
     fingerprint: str
     start_from: StartFrom
     transaction_interval_s: float = 0.1
@@ -144,6 +149,11 @@ class PointHost:
         """
         self.heartbeat.beat()
         self._transactor.open()
+        hello = ProbeHeartbeat(
+            service=self._settings.service, member="", probes=(), partitions=(), sent_at_us=self._clock()
+        )
+        verdict_partitions = self._lookup.partitions(self._settings.verdicts)
+        self._transactor.warm_up(hello, [where.number for where in verdict_partitions])
         self._aborts.open()
         self._subscriber.open()
         try:

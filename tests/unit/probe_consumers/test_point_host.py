@@ -225,7 +225,13 @@ def make_host(cluster, *, stable=False, threshold=1.0):
         codec=CODEC,
         clock=lambda: time.time_ns() // 1000,
         metrics=HostMetrics(ProbeMetrics(registry), "residual"),
-        settings=LoopSettings(topic=TOPIC, fingerprint=set_fingerprint(bounds), start_from="earliest"),
+        settings=LoopSettings(
+            topic=TOPIC,
+            verdicts="verdicts",
+            service="probes",
+            fingerprint=set_fingerprint(bounds),
+            start_from="earliest",
+        ),
     )
     host.subscriber, host.lookup, host.registry, host.bounds = made["subscriber"], lookup, registry, bounds
     yield host
