@@ -46,6 +46,7 @@ class Watched:
     lag_records: int = 0
     lag_s: float = 0.0
     partition_count: int = 0
+    trouble: str = ""
     _level_at_s: dict[int, float] = field(default_factory=dict)
 
     def see(self, ends: dict[int, int], now_s: float) -> None:
@@ -101,6 +102,8 @@ class Watched:
             reasons.append(f"point {self.point}: partitions {waiting} wait for their committed offsets")
         if self.silent_s > SILENT_AFTER_S:
             reasons.append(f"point {self.point}: the loop has stood still for {self.silent_s:.0f} s")
+        if self.trouble:
+            reasons.append(f"point {self.point}: {self.trouble}")
         for probe, reason in self.host.runner.refusals.items():
             reasons.append(f"point {self.point}: probe {probe} refuses the latest stream: {reason}")
         return reasons
@@ -145,7 +148,11 @@ class Observer:
                 try:
                     self.look(watched)
                 except ProbingError as exc:
+                    # A topic that is gone looks like one that is quiet: only here is it seen that nothing can come.
+                    watched.trouble = str(exc)
                     logger.warning("%s", exc)
+                else:
+                    watched.trouble = ""
             self._publisher.poll(0.0)
             if stop.wait(self._interval_s):
                 break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import contextmanager
 
@@ -21,6 +22,7 @@ from undercurrent.errors import (
     AbortableTransactionError,
     FencedError,
     RetriableTransactionError,
+    TopicError,
     UnreachableError,
 )
 from undercurrent.kafka.events import PartitionEvent, PartitionProblem
@@ -422,6 +424,22 @@ def test_heartbeats_tell_who_guards_what_and_stop_when_the_loop_does(monkeypatch
         observer.look(watched)
         assert len(publisher.waiting) == 1
         assert observer.unready() == ["point residual: the loop has stood still for 9 s"]
+
+
+def test_a_topic_that_is_gone_makes_the_host_unready_until_it_is_back():
+    class Gone:
+        def partitions(self, topic):
+            raise TopicError(f"there is no topic {topic!r}")
+
+    cluster, stop = Cluster(), threading.Event()
+    with make_host(cluster) as host:
+        watched, publisher = watch(host), Publisher(cluster)
+        turn_until(host, lambda: host.emitted_up_to == {0: 0})
+        stop.set()
+        Observer([watched], Gone(), publisher, "verdicts", CODEC, lambda: 11).run(stop)
+        assert watched.unready() == [f"point residual: there is no topic {TOPIC!r}"]
+        Observer([watched], host.lookup, publisher, "verdicts", CODEC, lambda: 11).run(stop)
+        assert watched.unready() == []
 
 
 def test_a_refused_stream_makes_the_host_unready_and_says_why():
