@@ -142,12 +142,13 @@ class Assembly:
             with contextlib.suppress(RuntimeError):  # the loop has ended, and so has who would have listened
                 loop.call_soon_threadsafe(work)
 
+        # Before the engine, which takes a minute to start: a missing topic is said at once.
+        await asyncio.to_thread(self._admin.check_partitions, self.config.plan.topics())
         if not await self._started():
             logger.info("stopped before the engine was ready")
             return
         info = self._engine.info
         logger.info("engine ready: %s, %d layers, width %d", info.model, info.layers, info.width)
-        await asyncio.to_thread(self._admin.check_partitions, self.config.plan.topics())
         outbox = Outbox(Publisher(self._kafka), post, worker.on_failure)
         outbox.start()
         incarnation = await self._announce(outbox)

@@ -195,10 +195,14 @@ class PublisherLoop:
         cycle = self._streams.cycle()
         if cycle.records or cycle.faults:
             began, self._cycle_bytes = time.monotonic(), cycle.record_bytes
+            unwritten = set()
             for refused in self._bulk.write(cycle.records, waiting=self._waited):
+                unwritten.add(refused.record.key)
                 point = self._points[refused.partition.topic]
                 self._report.refused[point] = self._report.refused.get(point, 0) + 1
                 logger.error("the broker refuses a record of %s: %s", refused.partition, refused.error.reason)
+            # An end that may not be on the log is none: the worker then declares the stream lost.
+            cycle.ended = [stream for stream in cycle.ended if stream[0].encode() not in unwritten]
             self._report.add(cycle, time.monotonic() - began, time.time_ns() // 1000)
         if self._report.ended or time.monotonic() - self._reported_s >= _REPORT_INTERVAL_S:
             self._tell()

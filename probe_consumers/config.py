@@ -4,7 +4,7 @@ kafka: {bootstrap_servers: kafka:9092}
 topics: {activation_partitions: 4}
 points: points.yaml            # the extraction points, shared with the engine worker
 probes: probes.yaml            # the bindings; or `bindings:` with the list itself
-service: {name: probes}        # a consumer group per point: <name>.<point>
+service: {name: probes}        # a consumer group per point: <prefix>.<name>.<point>
 from: earliest                 # where a new group begins
 transaction_interval_ms: 100
 abort_max_age_s: 60
@@ -92,8 +92,8 @@ class HostConfig:
         return tuple(dict.fromkeys(bound.binding.point for bound in self.bounds))
 
     def group(self, point: str) -> str:
-        """Return the name of a point's consumer group."""
-        return f"{self.host.service.name}.{point}"
+        """Return the name of a point's consumer group, under the pipeline's prefix: pipelines share no group."""
+        return f"{self.plan.prefix}.{self.host.service.name}.{point}"
 
 
 _SHARED = ("kafka", "topics", "points", "probes", "bindings")

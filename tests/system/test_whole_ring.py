@@ -67,7 +67,7 @@ class Ring:
                 "verdict_partitions": plan.verdict_partitions,
             },
             "points": "points.yaml",
-            "service": {"name": f"{plan.prefix}.probes"},
+            "service": {"name": "probes"},
             "from": "earliest",
             "bindings": [
                 {"name": name, "point": "residual", "probe": f"./{name}", "mode": mode} for name, mode in modes.items()

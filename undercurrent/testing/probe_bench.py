@@ -158,7 +158,7 @@ class ProbeBench:
             name: of the file.
             **keys: further keys of it; `slot` and `group` are those of its service.
         """
-        service: dict[str, Any] = {"name": keys.pop("group", self.plan.prefix), "assignor": str(self._assignor)}
+        service: dict[str, Any] = {"name": keys.pop("group", "probes"), "assignor": str(self._assignor)}
         if "slot" in keys:
             service["slot"] = keys.pop("slot")
         return self._write_yaml(
@@ -181,7 +181,7 @@ class ProbeBench:
     @property
     def group(self) -> str:
         """Consumer group of the hosts: one of this bench's own, since brokers are shared."""
-        return f"{self.plan.prefix}.{self.point}"
+        return f"{self.plan.prefix}.probes.{self.point}"
 
     def start_host(self, config: Path) -> HostProcess:
         """Start a probe host."""

@@ -44,7 +44,7 @@ def write(tmp_path):
 def test_a_short_file_is_enough(write):
     config = read_config(write())
     assert config.points == ("residual",)
-    assert config.group("residual") == "probes.residual"
+    assert config.group("residual") == "undercurrent.probes.residual"
     assert config.plan.activations("residual") == "undercurrent.activations.residual"
     assert (config.host.start_from, config.host.transaction_interval_ms, config.host.service.slot) == (
         "earliest",
@@ -68,7 +68,7 @@ def test_every_key_is_read(write):
             }
         )
     )
-    assert config.group("residual") == "safety.residual"
+    assert config.group("residual") == "t.safety.residual"
     assert (config.host.service.assignor, config.host.service.slot) == (Assignor.CONSUMER, "3")
     assert (config.plan.activation_partitions, config.plan.verdicts) == (7, "t.verdicts")
     assert (config.host.start_from, config.host.abort_max_age_s, config.host.metrics.port) == ("latest", 5.0, 8080)

@@ -303,7 +303,7 @@ def write_configuration(stage: Stage) -> None:
     probes = {
         **shared,
         "probes": str(vault.folder() / "probes.yaml"),
-        "service": {"name": f"{stage.prefix}.probes", "assignor": stage.broker.assignor.value},
+        "service": {"name": "probes", "assignor": stage.broker.assignor.value},
         "transaction_interval_ms": 50,
         "metrics": {"port": stage.probes_port},
     }
