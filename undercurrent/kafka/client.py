@@ -45,7 +45,13 @@ logger = logging.getLogger("undercurrent.kafka.client")
 Config = dict[str, Any]
 
 # librdkafka's default of 10 s is what a client would take to come back after a broker's restart.
-_DEFAULTS: Mapping[str, Any] = {"reconnect.backoff.max.ms": 1000, "socket.keepalive.enable": True}
+_DEFAULTS: Mapping[str, Any] = {
+    "reconnect.backoff.max.ms": 1000,
+    "socket.keepalive.enable": True,
+    # When every broker is down, librdkafka 2.16 starts over from the bootstrap addresses and forgets requests under
+    # way: a transactional call that waits for one then waits for ever, whatever its timeout.
+    "metadata.recovery.strategy": "none",
+}
 
 _WRITES: Mapping[str, Any] = {
     "acks": "all",
