@@ -7,7 +7,7 @@ import logging
 from undercurrent.codec import Codec
 from undercurrent.errors import ProducerFatalError, UnreachableError
 from undercurrent.kafka.publisher import Delivery, DeliveryError, Publisher
-from undercurrent.protocol.messages import ControlCommand
+from undercurrent.protocol.messages import ControlCommand, ProbeHeartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -30,9 +30,17 @@ class AbortWriter:
         self._failed: DeliveryError | None = None
         self._waiting = False
 
-    def open(self) -> None:
-        """Create the client now: the first abort need not wait for a producer id."""
+    def open(self, hello: ProbeHeartbeat) -> None:
+        """Create the client and write a first record, so that the first abort is not the one to pay for connections.
+
+        Args:
+            hello: announces no probe; an engine worker passes over it.
+        """
         self._publisher.open()
+        self._publisher.produce(self._topic, self._codec.encode(hello), key=hello.service.encode(), partition=0)
+        left = self._publisher.flush(self._flush_timeout_s)
+        if left:
+            logger.warning("the first record for %s is not acknowledged yet", self._topic)
 
     def send(self, command: ControlCommand) -> None:
         """Send a command; `flush` tells whether it arrived."""

@@ -154,7 +154,7 @@ class PointHost:
         )
         verdict_partitions = self._lookup.partitions(self._settings.verdicts)
         self._transactor.warm_up(hello, [where.number for where in verdict_partitions])
-        self._aborts.open()
+        self._aborts.open(hello)
         self._subscriber.open()
         try:
             while not stop.is_set():

@@ -119,7 +119,8 @@ class Keeper:
     def _start(self, order: Mapping[str, Any]) -> None:
         name = order["start"]
         try:
-            with Path(order["log"]).open("ab") as log:
+            # From its beginning: what an earlier run in the same folder wrote would be taken for this one's.
+            with Path(order["log"]).open("wb") as log:
                 process = subprocess.Popen(
                     order["argv"],
                     stdin=subprocess.DEVNULL,

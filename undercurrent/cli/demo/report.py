@@ -33,6 +33,7 @@ class Row:
         abort_token_pos: position, over prompt plus answer, of the token with that score.
         abort_applied_at: tokens that had been generated when the engine was told to stop.
         latency_ms: from the capture of the activation behind the abort to its application.
+        stages_ms: from that capture to each stage: published, decided, received, applied.
         reference_text: what the same prompt with the same seed gives when nobody listens; None where it was not run.
         reference_secret: index of the first digit in it, None where it has none.
     """
@@ -48,6 +49,7 @@ class Row:
     abort_token_pos: int | None
     abort_applied_at: int | None
     latency_ms: float | None
+    stages_ms: dict[str, float]
     reference_text: str | None
     reference_secret: int | None
 
@@ -89,6 +91,7 @@ class Row:
             "lead_tokens": self.lead_tokens,
             "abort_token_pos": self.abort_token_pos,
             "latency_ms": self.latency_ms,
+            "latency_stages_ms": self.stages_ms,
             "reason": self.reason,
             "probe_error": self.probe_error,
             "reference_agrees": self.reference_agrees,
@@ -133,6 +136,7 @@ def row_of(teller: Teller, label: Label, reference: Teller | None, secret: int |
         abort_token_pos=teller.abort_token_pos,
         abort_applied_at=teller.applied_at_token,
         latency_ms=teller.latency_ms,
+        stages_ms=teller.stages_ms,
         reference_text=None if reference is None else reference.text,
         reference_secret=secret,
     )

@@ -41,6 +41,7 @@ class Teller:
         score_at_abort: the score that made the probe ask for the abort.
         abort_token_pos: the position that it stood at.
         applied_at_us: when the engine was told to stop.
+        stages_ms: time from the capture to each stage of the abort.
         applied_at_token: tokens that had been generated then.
         captured_at_us: when the activation behind the abort was captured.
         guards: state of each guarding probe in the final event.
@@ -63,6 +64,7 @@ class Teller:
     applied_at_us: int | None = None
     applied_at_token: int | None = None
     captured_at_us: int | None = None
+    stages_ms: dict[str, float] = field(default_factory=dict)
     guards: dict[str, str] = field(default_factory=dict)
     attempt: int = 0
     judged: bool = False
@@ -178,4 +180,13 @@ class Story:
         teller.applied_at_us = ack.applied_at_us
         teller.applied_at_token = ack.token_index
         teller.captured_at_us = ack.captured_at_us
+        if ack.captured_at_us is not None:
+            times = {
+                "published": ack.published_at_us,
+                "decided": ack.decided_at_us,
+                "received": ack.received_at_us,
+                "applied": ack.applied_at_us,
+            }
+            since = ack.captured_at_us
+            teller.stages_ms = {name: (at_us - since) / 1000 for name, at_us in times.items() if at_us is not None}
         return teller

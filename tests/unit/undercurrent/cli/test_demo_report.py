@@ -28,6 +28,7 @@ STOPPED = Row(
     abort_token_pos=70,
     abort_applied_at=11,
     latency_ms=40.0,
+    stages_ms={"applied": 40.0},
     reference_text="First, the lamps were lit. Code 482913.",
     reference_secret=32,
 )
@@ -43,6 +44,7 @@ LEFT = Row(
     abort_token_pos=None,
     abort_applied_at=None,
     latency_ms=None,
+    stages_ms={},
     reference_text="First, the lamps. No code.",
     reference_secret=None,
 )
