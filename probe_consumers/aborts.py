@@ -53,7 +53,7 @@ class AbortWriter:
         self._publisher.poll(0.0)
 
     def flush(self) -> None:
-        """Wait until every command has arrived.
+        """Wait until every command sent before this call has arrived; `send` may go on meanwhile.
 
         Raises:
             UnreachableError: one has not; the transaction that covers it must not commit.
@@ -61,8 +61,11 @@ class AbortWriter:
         """
         if not self._waiting:
             return
+        # Cleared before the wait: a command that is sent meanwhile, on the loop's thread, is the next flush's.
+        self._waiting = False
         left = self._publisher.flush(self._flush_timeout_s)
-        failed, self._failed, self._waiting = self._failed, None, left > 0
+        self._waiting = self._waiting or left > 0
+        failed, self._failed = self._failed, None
         if failed is not None and failed.fatal:
             # Trying again would fail for ever, while heartbeats say that all is well.
             raise ProducerFatalError(f"abort commands cannot be written any more: {failed.reason}")

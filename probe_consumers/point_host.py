@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,7 +23,7 @@ from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.records import Partition, Record
 from undercurrent.kafka.subscriber import GroupSubscriber
 from undercurrent.protocol.host import ProbeHost
-from undercurrent.protocol.host_events import Action, Commit, Declare, Fetch, Read, SendAbort
+from undercurrent.protocol.host_events import Action, Commit, Declare, Fetch, Read, SendAbort, Transaction
 from undercurrent.protocol.host_position import Committed, StartFrom, resume_from
 from undercurrent.protocol.messages import ProbeHeartbeat
 from undercurrent.service.health import Heartbeat
@@ -36,6 +37,9 @@ STUCK_AFTER_S = 60.0
 _QUESTION_TIMEOUT_S = 0.1
 _LONGEST_QUESTION_S = 1.0
 _QUESTION_INTERVAL_S = 0.2
+# How far the loop runs ahead of a transaction that is not written yet, and how long a revocation waits for it.
+_AHEAD_S = 5.0
+_REVOKE_WAIT_S = 2.0
 
 
 class MakeSubscriber(Protocol):
@@ -83,6 +87,7 @@ class PointHost:
         clock: microseconds since the Unix epoch.
         metrics: counts.
         settings: how the loop runs.
+        executor: runs one transaction at a time; a thread of its own when not given.
     """
 
     def __init__(
@@ -98,6 +103,7 @@ class PointHost:
         clock: Clock,
         metrics: HostMetrics,
         settings: LoopSettings,
+        executor: Executor | None = None,
     ) -> None:
         self.topic = settings.topic
         self.runner = runner
@@ -115,6 +121,11 @@ class PointHost:
         self._next_transaction_s = 0.0
         self._next_question_s = 0.0
         self._question_timeout_s = _QUESTION_TIMEOUT_S
+        # A transaction takes 20 ms, and a second where the cores are busy: an abort does not wait for it.
+        self._writer = executor or ThreadPoolExecutor(1, thread_name_prefix="transactions")
+        self._writing: Future[bool] | None = None
+        self._written: Transaction | None = None
+        self._writing_since_s = 0.0
         self._problems: list[PartitionEvent] = []
         self._seen_positions: dict[int, int] = {}
         self._last_appended_us: dict[int, int] = {}
@@ -162,12 +173,18 @@ class PointHost:
             self._transact()
         finally:
             self.heartbeat.rest()
+            self._writer.shutdown()
             self._subscriber.close()
             self._transactor.close()
             self._aborts.close()
 
     def turn(self) -> None:
-        """Do one round: poll, decide, and commit when it is time."""
+        """Do one round: poll, decide, and hand a transaction over when it is time."""
+        self._settle()
+        if self._writing is not None and time.monotonic() - self._writing_since_s > _AHEAD_S:
+            wait([self._writing], _QUESTION_INTERVAL_S)
+            self._report()
+            return
         records = self._poll()
         self._problems += self._subscriber.take_events()
         if records:
@@ -180,8 +197,9 @@ class PointHost:
             # Tried again soon; a client that is beyond use says so where it polls.
             logger.warning("%s", exc)
             self._next_question_s = time.monotonic() + _QUESTION_INTERVAL_S
-        if time.monotonic() >= self._next_transaction_s and self._core.dirty:
-            self._transact()
+        if self._writing is None and time.monotonic() >= self._next_transaction_s and self._core.dirty:
+            self._hand_over()
+            self._settle()
         self._report()
 
     def _poll(self) -> Sequence[Record]:
@@ -204,17 +222,42 @@ class PointHost:
         self._metrics.batch(records, time.monotonic() - began_s)
 
     def _transact(self, *, needed: bool = False) -> bool:
+        """Write all that is pending and wait for it; return whether it stands."""
+        if not self._settle(patient=True):
+            return False
         if self._group_metadata is None:
             if needed:
                 self._act(self._core.failed())
             return False
-        began_s = time.monotonic()
-        self._next_transaction_s = began_s + self._settings.transaction_interval_s
+        self._hand_over()
+        return self._settle(patient=True)
+
+    def _hand_over(self) -> None:
+        """Give all that is pending to the transactions' thread; the loop goes on meanwhile."""
+        if self._group_metadata is None:
+            return
+        now_s = time.monotonic()
+        self._next_transaction_s = now_s + self._settings.transaction_interval_s
         transaction = self._core.transaction()
-        if not (transaction.offsets or transaction.verdicts or transaction.dead_letters):
+        if transaction.offsets or transaction.verdicts or transaction.dead_letters:
+            self._written, self._writing_since_s = transaction, now_s
+            self._writing = self._writer.submit(self._write, transaction, self._group_metadata)
+
+    def _write(self, transaction: Transaction, group_metadata: object) -> bool:
+        return self._deliver_aborts() and self._transactor.write(transaction, group_metadata)
+
+    def _settle(self, *, patient: bool = False) -> bool:
+        """Take note of a transaction that has ended; return False when one was not written.
+
+        Args:
+            patient: wait for its end.
+        """
+        writing, transaction = self._writing, self._written
+        if writing is None or transaction is None or not (patient or writing.done()):
             return True
-        written = self._deliver_aborts() and self._transactor.write(transaction, self._group_metadata)
-        self._metrics.transaction(transaction, time.monotonic() - began_s, written=written)
+        written = writing.result()
+        self._writing = self._written = None
+        self._metrics.transaction(transaction, time.monotonic() - self._writing_since_s, written=written)
         if not written:
             self._act(self._core.failed())
         return written
@@ -305,6 +348,9 @@ class PointHost:
     def on_revoked(self, partitions: list[Partition]) -> None:
         """Give partitions up. What no transaction holds is left to the next owner: it comes to the same outputs."""
         logger.info("%s: revoked %s", self.topic, _numbers(partitions))
+        if self._writing is not None:
+            # The next owner waits for it anyway, where its broker knows of it; not for long: the group waits for us.
+            wait([self._writing], _REVOKE_WAIT_S)
         self._give_up(partitions)
 
     def on_lost(self, partitions: list[Partition]) -> None:

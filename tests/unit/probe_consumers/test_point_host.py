@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 
 import pytest
@@ -192,8 +193,41 @@ class Lookup:
         return [Partition(topic, 0)]
 
 
+class AtOnce(Executor):
+    """Runs a transaction where it is handed over."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        future = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as exc:
+            future.set_exception(exc)
+        return future
+
+
+class Later(AtOnce):
+    """Keeps transactions, once it is told to, until it is told to run them."""
+
+    def __init__(self):
+        self.kept = []
+        self.keeps = False
+
+    def submit(self, fn, /, *args, **kwargs):
+        if not self.keeps:
+            return super().submit(fn, *args, **kwargs)
+        future = Future()
+        self.kept.append((future, fn, args))
+        return future
+
+    def run(self):
+        self.keeps = False
+        for future, fn, args in self.kept:
+            future.set_result(fn(*args))
+        self.kept.clear()
+
+
 @contextmanager
-def make_host(cluster, *, stable=False, threshold=1.0):
+def make_host(cluster, *, stable=False, threshold=1.0, executor=None):
     probe = LinearProbe.from_arrays([1, 0, 0, 0], 0.0, layer=0, tensor_type="residual_stream", threshold=threshold)
     loaded = LoadedProbe(
         factory=LinearProbe.factory(artefact=probe.artefact), sample=probe, fingerprint=probe.fingerprint
@@ -234,6 +268,7 @@ def make_host(cluster, *, stable=False, threshold=1.0):
             fingerprint=set_fingerprint(bounds),
             start_from="earliest",
         ),
+        executor=executor or AtOnce(),
     )
     host.subscriber, host.lookup, host.registry, host.bounds = made["subscriber"], lookup, registry, bounds
     yield host
@@ -285,6 +320,22 @@ def test_an_abort_is_delivered_before_the_transaction_that_covers_it():
     assert signal.command_id == command.command_id
     last = len(cluster.calls) - 1 - cluster.calls[::-1].index("commit")
     assert "flush" in cluster.calls[:last]
+
+
+def test_an_abort_does_not_wait_for_the_transaction_under_way():
+    cluster, slow = Cluster(), Later()
+    with make_host(cluster, executor=slow) as host:
+        turn_until(host, lambda: cluster.committed is not None)
+        slow.keeps = True
+        cluster.append(*whole_stream("a", first=2.0))
+        turn_until(host, lambda: slow.kept)
+        cluster.append(*whole_stream("b", first=2.0))
+        turn_until(host, lambda: len(cluster.commands) == 2)
+        assert len(slow.kept) == 1
+        assert not cluster.verdicts(VerdictKind.RESULT)
+        slow.run()
+        turn_until(host, lambda: len(cluster.verdicts(VerdictKind.RESULT)) == 2)
+    assert [v.request_id for v in cluster.verdicts(VerdictKind.SIGNAL)] == ["a", "b"]
 
 
 def test_an_abort_that_does_not_arrive_holds_its_transaction_back_and_is_sent_again():
