@@ -330,7 +330,7 @@ def test_an_abort_does_not_wait_for_the_transaction_under_way():
         cluster.append(*whole_stream("a", first=2.0))
         turn_until(host, lambda: slow.kept)
         cluster.append(*whole_stream("b", first=2.0))
-        turn_until(host, lambda: len(cluster.commands) == 2)
+        turn_until(host, lambda: len(host._aborts._publisher.waiting) == 2)
         assert len(slow.kept) == 1
         assert not cluster.verdicts(VerdictKind.RESULT)
         slow.run()
