@@ -202,7 +202,7 @@ class ProbeBench:
             refused = self._publisher.produce(self.topic, value, key=key, partition=number)
             if refused is not None:
                 raise RuntimeError(refused.reason)
-        left = self._publisher.flush(20.0)
+        left = self._publisher.flush(60.0)
         if left:
             raise RuntimeError(f"{left} records did not arrive")
 
@@ -222,9 +222,9 @@ class ProbeBench:
         return self.verdicts(VerdictKind.RESULT, VerdictKind.ERROR)
 
     def heartbeats(self) -> list[ProbeHeartbeat]:
-        """Return the heartbeats, in order."""
+        """Return the heartbeats that announce probes, in order; a host's first record announces none."""
         found = (self._codec.decode(record.value) for record in self.read(self.plan.verdicts))
-        return [item for item in found if isinstance(item, ProbeHeartbeat)]
+        return [item for item in found if isinstance(item, ProbeHeartbeat) and item.probes]
 
     def commands(self) -> list[ControlCommand]:
         """Return the abort commands, in order."""
