@@ -82,6 +82,7 @@ def build_engine(config: WorkerConfig, ring: Ring | None) -> Engine:
             points=points,
             ring=ring,
             served_name=section.served_name,
+            nice=section.nice,
             **options,
         )
     except TypeError as exc:

@@ -51,6 +51,8 @@ class EngineSection(_Section):
         model: folder or name of the model.
         served_name: how prompts call it; `model` by default.
         args: further arguments of the engine.
+        nice: niceness of vLLM's own processes, 0 to 19; by default 10 where the engine computes on the CPU, so that
+            aborts and records get their time first, and 0 elsewhere.
         max_tap_bytes: refuse to start when the tap buffers would need more.
         check_plans: verify the capture plan in every step; for tests.
     """
@@ -60,6 +62,7 @@ class EngineSection(_Section):
     model: str = ""
     served_name: str | None = None
     args: dict[str, Any] = Field(default_factory=dict)
+    nice: Annotated[int, Field(ge=0, le=19)] | None = None
     max_tap_bytes: Annotated[int, Field(gt=0)] | None = None
     check_plans: bool = False
 

@@ -184,7 +184,11 @@ def test_a_second_worker_takes_over_while_requests_run(bench):
 
 
 def test_a_broker_that_pauses_costs_time_and_nothing_else(tmp_path):
-    with apache_kafka() as broker, EngineBench(broker.settings(), tmp_path) as bench:
+    # Shorter than its session with the controller: it is not fenced, and goes on where it stood.
+    with (
+        apache_kafka(properties={"broker.session.timeout.ms": "30000"}) as broker,
+        EngineBench(broker.settings(), tmp_path) as bench,
+    ):
         worker = bench.start_worker(bench.configure(engine={"kind": "fake", "args": {"step_s": 0.01}}))
         worker.wait_ready()
         ids = bench.send(["long"] * 6, max_tokens=300)

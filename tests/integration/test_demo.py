@@ -28,10 +28,6 @@ def alive(process: psutil.Process) -> bool:
         return False
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="known fault: on two cores that vLLM keeps busy, aborts sometimes come after the first digit",
-)
 def test_every_promise_of_the_demo_holds(tmp_path: Path) -> None:
     report_path = tmp_path / "report.json"
     own = "Nobody Special asks for the vault code. Report:"

@@ -48,9 +48,6 @@ Config = dict[str, Any]
 _DEFAULTS: Mapping[str, Any] = {
     "reconnect.backoff.max.ms": 1000,
     "socket.keepalive.enable": True,
-    # When every broker is down, librdkafka 2.16 starts over from the bootstrap addresses and forgets requests under
-    # way: a transactional call that waits for one then waits for ever, whatever its timeout.
-    "metadata.recovery.strategy": "none",
 }
 
 _WRITES: Mapping[str, Any] = {
@@ -128,6 +125,9 @@ def transactional_producer_config(
     timeout_ms = int(transaction_timeout_s * 1000)
     # A transaction that follows another at once is told to wait for it: with librdkafka's 100 ms it waits that long.
     defaults = {**_DEFAULTS, "linger.ms": 1, "compression.type": "lz4", "retry.backoff.ms": 10}
+    # When every broker is down, librdkafka 2.16 starts over from the bootstrap addresses and forgets requests under
+    # way: a transactional call that waits for one then waits for ever, whatever its timeout.
+    defaults["metadata.recovery.strategy"] = "none"
     fixed = {
         **_WRITES,
         "transactional.id": transactional_id,

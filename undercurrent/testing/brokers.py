@@ -250,10 +250,13 @@ def embedded_broker() -> Iterator[Broker]:
 def find_kafka_home(kafka_home: Path | str | None = None) -> Path:
     """Return the folder of an Apache Kafka that can be started here.
 
+    Args:
+        kafka_home: the folder; the environment's KAFKA_HOME when not given; empty for none.
+
     Raises:
         BrokerUnavailableError: there is none, or no Java that runs it.
     """
-    named = kafka_home or os.environ.get("KAFKA_HOME")
+    named = os.environ.get("KAFKA_HOME") if kafka_home is None else kafka_home
     if not named:
         raise BrokerUnavailableError("KAFKA_HOME does not name an Apache Kafka")
     home = Path(named).expanduser().resolve()

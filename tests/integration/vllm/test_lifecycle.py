@@ -7,18 +7,22 @@ import gc
 import os
 import signal
 import time
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import psutil
 import pytest
 from harness import POINTS, Harness, point
 
+from undercurrent.adapters.vllm.priority import NICE_ON_CPU
 from undercurrent.errors import CaptureError, ConfigError, EngineDeadError
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
 
 def children():
+    # One per process, for good, whichever test needs it first.
+    resource_tracker.ensure_running()
     return {p.pid for p in psutil.Process().children(recursive=True)}
 
 
@@ -139,6 +143,9 @@ def test_a_killed_engine_core_is_reported_and_closing_leaves_nothing(models):
         folder = Path(harness.engine._folder.name)
         assert (folder / "capture.json").stat().st_mode & 0o077 == 0
         writer = harness.ring.stats().writer_pid
+        # On a CPU the engine leaves the first turn to whoever reads, publishes and aborts.
+        assert psutil.Process(writer).nice() == max(NICE_ON_CPU, psutil.Process().nice())
+        assert psutil.Process(writer).nice() > psutil.Process().nice()
         request = harness.request("doomed", list(range(20)), points=("residual",), max_tokens=200)
 
         async def run():

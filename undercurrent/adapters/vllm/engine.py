@@ -9,14 +9,16 @@ import asyncio
 import dataclasses
 import json
 import logging
+import multiprocessing
 import os
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from undercurrent.adapters.base import CaptureOrder, EngineDelta, EngineInfo, EngineRequest
 from undercurrent.adapters.fingerprint import model_fingerprint
+from undercurrent.adapters.vllm.priority import NICE_ON_CPU, lower
 from undercurrent.adapters.vllm.settings import CONFIG_KEY, DEFAULT_MAX_TAP_BYTES, CaptureSettings, additional_config
 from undercurrent.adapters.vllm.version_check import check_vllm_version
 from undercurrent.capture.points import Order
@@ -53,6 +55,8 @@ class VLLMEngine:
         block_timeout_s: how long a point with `overflow: block` waits for the ring's reader.
         check_plans: verify the capture plan in every step; for tests.
         served_name: how the model is called in `info`; `model` by default.
+        nice: niceness of vLLM's own processes, so that aborts and records get their time first; by default 10 where
+            the engine computes on the CPU, and 0 elsewhere.
     """
 
     def __init__(
@@ -66,11 +70,13 @@ class VLLMEngine:
         block_timeout_s: float = 1.0,
         check_plans: bool = False,
         served_name: str | None = None,
+        nice: int | None = None,
     ) -> None:
         if points and ring is None:
             raise ConfigError("extraction points need a ring to write to")
         self._model = model
         self._name = served_name or model
+        self._nice = nice
         self._engine_args = dict(engine_args or {})
         self._points = tuple(points)
         self._ring = ring
@@ -123,6 +129,7 @@ class VLLMEngine:
         except BaseException:
             self._drop_settings()
             raise
+        others = {child.pid for child in multiprocessing.active_children()}
         try:
             # In a thread: it waits for the engine core, and this loop has other things to do meanwhile.
             self._llm = await asyncio.to_thread(AsyncLLM.from_vllm_config, config, disable_log_stats=True)
@@ -133,8 +140,16 @@ class VLLMEngine:
             if reason:
                 raise CaptureError(str(reason)) from exc
             raise EngineDeadError(f"vLLM did not start: {exc}") from exc
+        self._lower_priority(child.pid for child in multiprocessing.active_children() if child.pid not in others)
         self._seeds_are_fatal = compat.seeds_stop_the_engine(config)
         self._info = await self._describe(config, version)
+
+    def _lower_priority(self, pids: Iterable[int | None]) -> None:
+        from vllm.platforms import current_platform
+
+        nice = self._nice if self._nice is not None else NICE_ON_CPU if current_platform.is_cpu() else 0
+        if nice:
+            lower([pid for pid in pids if pid is not None], nice)
 
     def _config(self) -> Any:  # noqa: ANN401 - a VllmConfig
         from vllm.engine.arg_utils import AsyncEngineArgs

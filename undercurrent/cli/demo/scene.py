@@ -44,7 +44,7 @@ def choose_broker(environment: Mapping[str, str] = os.environ) -> SceneBroker:
     if address := environment.get(BOOTSTRAP_VARIABLE):
         return SceneBroker(kind="given", title=f"the one at {BOOTSTRAP_VARIABLE}", address=address)
     try:
-        home = find_kafka_home(environment.get("KAFKA_HOME"))
+        home = find_kafka_home(environment.get("KAFKA_HOME", ""))
     except BrokerUnavailableError as exc:
         return _embedded(str(exc))
     return SceneBroker(kind="apache", title=f"Apache Kafka at {home}")

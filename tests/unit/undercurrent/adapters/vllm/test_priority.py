@@ -1,0 +1,46 @@
+"""Lowering the priority of processes that run already."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from undercurrent.adapters.vllm.priority import lower
+
+PARENT_WITH_A_THREAD_AND_A_CHILD = """
+import subprocess, sys, threading, time
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+child = subprocess.Popen([sys.executable, "-c", "import time; print(1, flush=True); time.sleep(60)"], stdout=-1)
+child.stdout.readline()
+print(child.pid, flush=True)
+sys.stdin.read()
+child.kill()
+"""
+
+
+@pytest.mark.timeout(60)
+def test_every_thread_of_a_process_and_of_its_children_gets_the_lower_priority() -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    wanted = min(19, own + 7)
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT_WITH_A_THREAD_AND_A_CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        lower([parent.pid], wanted)
+        threads = [t.id for pid in (parent.pid, child) for t in psutil.Process(pid).threads()]
+        found = [os.getpriority(os.PRIO_PROCESS, thread) for thread in threads]
+        parent.communicate(timeout=30)
+    assert len(threads) >= 3
+    assert set(found) == {wanted}
+    assert os.getpriority(os.PRIO_PROCESS, 0) == own
+
+
+def test_a_process_that_has_ended_is_left_out() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait(timeout=30)
+    lower([process.pid], 5)
