@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from engine_worker.intake import BAD_REQUEST
 from undercurrent.adapters.base import CaptureOrder, Engine, EngineDelta, EngineRequest
@@ -14,6 +14,8 @@ from undercurrent.protocol.messages import PromptRequest
 from undercurrent.protocol.worker_types import Defect, Prompt, RunKey
 
 logger = logging.getLogger(__name__)
+
+_Key = TypeVar("_Key")
 
 # An abort that reaches the engine before the request does is nothing to it, so it is said again until it has worked.
 _ABORT_AGAIN_S = 0.02
@@ -44,7 +46,8 @@ class EngineDriver:
         self._engine = engine
         self._listener = listener
         self._tasks: dict[RunKey, asyncio.Task[None]] = {}
-        self._aborting: dict[RunKey, asyncio.Task[None]] = {}
+        self._left: dict[RunKey, set[int]] = {}
+        self._aborting: dict[tuple[RunKey, int | None], asyncio.Task[None]] = {}
 
     @property
     def running(self) -> int:
@@ -56,12 +59,13 @@ class EngineDriver:
         request = prompt.request
         if request is None:
             raise ValueError("only a decoded prompt can run")
-        self._spawn(self._tasks, key, self._run(key, _engine_request(key, prompt, request), prompt.n))
+        self._left[key] = set(range(prompt.n))
+        self._spawn(self._tasks, key, self._run(key, _engine_request(key, prompt, request), self._left[key]))
 
-    def abort(self, key: RunKey) -> None:
-        """Stop a request from the engine's next step on."""
-        if key in self._tasks and key not in self._aborting:
-            self._spawn(self._aborting, key, self._abort(key))
+    def abort(self, key: RunKey, index: int | None = None) -> None:
+        """Stop a request, or one child of it, from the engine's next step on."""
+        if key in self._tasks and (key, index) not in self._aborting:
+            self._spawn(self._aborting, (key, index), self._abort(key, index))
 
     async def close(self) -> None:
         """Stop every task; what they still generate is nobody's."""
@@ -70,11 +74,10 @@ class EngineDriver:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, key: RunKey, request: EngineRequest, children: int) -> None:
-        left = set(range(children))
+    async def _run(self, key: RunKey, request: EngineRequest, left: set[int]) -> None:
         try:
             await self._engine.check(request)
-            if key not in self._aborting:
+            if (key, None) not in self._aborting:
                 async for delta in self._engine.submit(request):
                     self._listener.on_delta(key, delta)
                     if delta.finish_reason is not None:
@@ -82,6 +85,8 @@ class EngineDriver:
         except BadRequestError as exc:
             self._listener.on_rejected(key, Defect(kind=BAD_REQUEST, error=str(exc)))
             return
+        finally:
+            self._left.pop(key, None)
         # Aborted before it was submitted, or an engine that ends an iterator without a word.
         self._finish(key, left)
 
@@ -89,17 +94,17 @@ class EngineDriver:
         for index in sorted(children):
             self._listener.on_delta(key, EngineDelta(index=index, finish_reason="abort"))
 
-    async def _abort(self, key: RunKey) -> None:
-        while key in self._tasks:
-            await self._engine.abort(engine_id(key))
+    async def _abort(self, key: RunKey, index: int | None) -> None:
+        while key in self._tasks and (index is None or index in self._left.get(key, ())):
+            await self._engine.abort(engine_id(key), index)
             await asyncio.sleep(_ABORT_AGAIN_S)
 
-    def _spawn(self, tasks: dict[RunKey, asyncio.Task[None]], key: RunKey, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, tasks: dict[_Key, asyncio.Task[None]], key: _Key, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         tasks[key] = task
         task.add_done_callback(lambda done: self._ended(tasks, key, done))
 
-    def _ended(self, tasks: dict[RunKey, asyncio.Task[None]], key: RunKey, task: asyncio.Task[None]) -> None:
+    def _ended(self, tasks: dict[_Key, asyncio.Task[None]], key: _Key, task: asyncio.Task[None]) -> None:
         tasks.pop(key, None)
         if not task.cancelled() and task.exception() is not None:
             self._listener.on_failure(task.exception() or RuntimeError())

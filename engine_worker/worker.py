@@ -321,8 +321,8 @@ class EngineWorker:
                 self._writer.generation(partition, message)
             case Start():
                 self._start(action)
-            case AbortEngine(key=key):
-                parts.driver.abort(key)
+            case AbortEngine(key=key, index=index):
+                parts.driver.abort(key, index)
             case EndStreams():
                 self._writer.lost_ends(action, partial(self._lost, action))
             case DeadLetter():

@@ -140,8 +140,14 @@ class Engine(Protocol):
         """
         ...
 
-    async def abort(self, engine_id: str) -> None:
-        """Stop a request from the next scheduler step on; its iterator ends with `abort`. Unknown ids are nothing."""
+    async def abort(self, engine_id: str, index: int | None = None) -> None:
+        """Stop a request from the next scheduler step on; its iterator ends with `abort`. Unknown ids are nothing.
+
+        Args:
+            engine_id: the request.
+            index: stop this child alone; the others go on. It may be nothing while the request has no output yet: who
+                asks for it says so again until the child has ended.
+        """
         ...
 
     async def close(self) -> None:

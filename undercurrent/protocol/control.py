@@ -24,6 +24,10 @@ class Command:
     message: ControlCommand
     received_at_us: int
 
+    def child(self, children: int) -> int | None:
+        """Return the child that is meant of a request that has so many, None where it is every one of them."""
+        return None if children == 1 and self.message.index == 0 else self.message.index
+
 
 class ControlBook:
     """Commands by request, and what was answered."""
@@ -52,10 +56,16 @@ class ControlBook:
         """Return whether an answer that counts is on record."""
         return command_id in self._answers
 
-    def binding(self, request_id: str) -> Command | None:
-        """Return the command that stops every further attempt of a request, None when it may run."""
+    def binding(self, request_id: str, children: int) -> Command | None:
+        """Return the command that stops every further attempt of a request, None when it may run.
+
+        Args:
+            request_id: the request.
+            children: how many it has; a command that names one of several stops that one alone.
+        """
         for command in self._commands.get(request_id, {}).values():
-            if command.message.attempt is None and command.message.command_id not in self._answers:
+            every = command.message.attempt is None and command.child(children) is None
+            if every and command.message.command_id not in self._answers:
                 return command
         return None
 

@@ -191,8 +191,9 @@ class WorkerCore(WorkerState):
         if finish_reason is None:
             return []
         child.finish_reason, child.stopped_at_s = finish_reason, now.mono_s
-        if finish_reason == ABORT and run.abort is not None and run.abort.applied_at_us is None:
-            run.abort.applied_at_us = now.wall_us
+        abort = run.abort_of(index)
+        if finish_reason == ABORT and abort is not None and abort.applied_at_us is None:
+            abort.applied_at_us = now.wall_us
         if run.stopped:
             run.phase = Phase.SETTLING
         return self._pump(now)

@@ -9,7 +9,7 @@ from undercurrent.protocol.worker_finals import dead_letter
 from undercurrent.protocol.worker_handover import release_run
 from undercurrent.protocol.worker_partition import OwnedPartition
 from undercurrent.protocol.worker_runs import Child, Phase, Run
-from undercurrent.protocol.worker_types import Action, Now, Prompt, Publish, Start
+from undercurrent.protocol.worker_types import AbortEngine, Action, Now, Prompt, Publish, Start
 
 
 class ClaimDesk:
@@ -31,7 +31,7 @@ class ClaimDesk:
     def claim(self, owned: OwnedPartition, prompt: Prompt, now: Now) -> Run:
         """Return a run whose Accepted has to be written: one that takes an engine slot, or one that only ends."""
         expired = prompt.deadline_us is not None and prompt.deadline_us < now.wall_us
-        abort = self._commands.binding(prompt.request_id)
+        abort = self._commands.binding(prompt.request_id, prompt.n)
         slot = abort is None and prompt.defect is None and not expired
         accepted = Accepted(
             request_id=prompt.request_id,
@@ -47,7 +47,10 @@ class ClaimDesk:
             n=prompt.n,
             accepted_at_us=now.wall_us,
         )
-        return Run(prompt=prompt, accepted=accepted, slot=slot, defect=prompt.defect, expired=expired, abort=abort)
+        run = Run(prompt=prompt, accepted=accepted, slot=slot, defect=prompt.defect, expired=expired)
+        if abort is not None:
+            run.aborts[None] = abort
+        return run
 
     def verified(self, owned: OwnedPartition, run: Run, now: Now) -> list[Action]:
         """The claim was read back and holds: run it, end it, or give it up again."""
@@ -58,18 +61,18 @@ class ClaimDesk:
         run.children = {index: Child(open_streams=set(run.accepted.points)) for index in state.open_children}
         if owned.leaving is not None:
             return release_run(owned, run, owned.leaving, now)
-        if run.slot and run.abort is None:
+        if run.slot and not run.aborted:
             run.phase, run.ran = Phase.RUNNING, True
             self._guards.watch(*run.key, run.accepted.points)
-            return [Start(owned.number, run.key, run.prompt)]
+            alone = [AbortEngine(run.key, index) for index in run.aborts if index in run.children]
+            return [Start(owned.number, run.key, run.prompt), *alone]
         run.phase = Phase.SETTLING
         run.awaiting.add("previous")
         for child in run.children.values():
             child.open_streams.clear()
-        if run.abort is not None:
-            run.abort.applied_at_us = now.wall_us
-            return []
-        return [dead_letter(owned, run, run.defect)] if run.defect is not None else []
+        for abort in run.aborts.values():
+            abort.applied_at_us = now.wall_us
+        return [dead_letter(owned, run, run.defect)] if run.defect is not None and not run.aborted else []
 
     def answer(self, owned: OwnedPartition, prompt: Prompt, now: Now) -> list[Action] | None:
         """Return what settles a prompt that must not run, None when it may.

@@ -5,10 +5,13 @@
     over                      nothing
     another attempt           nothing: a probe's command names its attempt and cannot hit another one
 
+A command that names a child of a request with several stops that one alone, and what is said below of the final is said
+of that child's. Such a request always starts as a whole: a child that is not wanted any more is stopped right then.
+
 It is answered once, and a promise about the final only when that was read back from the log: `applied` when the final
 names this command, `already` when it names another one, `too_late` when the request was not aborted. A worker that lost
 its partition without knowing, or dies in between, so promises nothing that the log does not keep. `stale` promises
-nothing: the attempt is over and was not the last, or only the prompt is remembered.
+nothing: the attempt is over and was not the last, only the prompt is remembered, or the request has no such child.
 """
 
 from __future__ import annotations
@@ -16,8 +19,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from undercurrent.protocol.control import Command, ControlBook
+from undercurrent.protocol.generations import RequestState
 from undercurrent.protocol.messages import AckOutcome, ControlAck
-from undercurrent.protocol.worker_partition import Finished, OwnedPartition
+from undercurrent.protocol.worker_partition import Finished, OwnedPartition, finished_of
 from undercurrent.protocol.worker_runs import Abort, Phase, Run
 from undercurrent.protocol.worker_types import AbortEngine, Acknowledge, Action
 from undercurrent.topics import partition_of
@@ -47,53 +51,74 @@ class CommandDesk:
             return []
         run = partition.runs.get(request_id)
         if run is not None:
-            return self._running(run, command)
+            return self._running(run, command, partition.reader.get(request_id))
         done = partition.finished(request_id)
         if done is not None:
-            return self._answer(command, _outcome(done, command), done, partition.closing.get(request_id))
+            return self._settle(command, done, partition.closing.get(request_id))
         if command.message.attempt is not None:
             # Its attempt is over and was not the last: whoever runs the request next takes a higher one.
             return self._answer(command, AckOutcome.STALE)
         offset = partition.offsets.get(request_id)
-        if offset is not None and offset in partition.waiting:
-            partition.urgent[offset] = partition.waiting.pop(offset)
+        waiting = None if offset is None else partition.waiting.get(offset)
+        if waiting is not None and command.child(waiting.n) is None:
+            partition.urgent[waiting.offset] = partition.waiting.pop(waiting.offset)
         return []
 
-    def binding(self, request_id: str) -> Abort | None:
-        """Return the abort that a new attempt of a request begins with, if a command binds it."""
-        command = self._book.binding(request_id)
+    def binding(self, request_id: str, children: int) -> Abort | None:
+        """Return the abort that a new attempt of a request begins with, if a command binds all of its children."""
+        command = self._book.binding(request_id, children)
         return None if command is None else Abort(command.message, command.received_at_us)
 
     def closed(self, run: Run, done: Finished) -> list[Action]:
-        """The request has its valid final: answer what was meant for it."""
-        commands = list(run.late)
-        if run.abort is not None:
-            commands.insert(0, Command(run.abort.command, run.abort.received_at_us))
-        actions: list[Action] = []
-        for command in commands:
-            if not self._book.is_answered(command.message.command_id):
-                actions += self._answer(command, _outcome(done, command), done, run)
-        return actions
+        """The request has its last valid final: answer what was meant for it."""
+        return [action for command in self._pending(run) for action in self._settle(command, done, run)]
 
-    def _running(self, run: Run, command: Command) -> list[Action]:
-        message = command.message
-        if run.abort is not None and run.abort.command.command_id == message.command_id:
+    def child_closed(self, run: Run, state: RequestState) -> list[Action]:
+        """A child has its valid final, others are open: answer what was meant for it alone."""
+        done = finished_of(state)
+        commands = [command for command in self._pending(run) if command.child(run.prompt.n) in state.finals]
+        return [action for command in commands for action in self._settle(command, done, run)]
+
+    def _pending(self, run: Run) -> list[Command]:
+        commands = [Command(abort.command, abort.received_at_us) for abort in run.aborts.values()]
+        commands += run.late
+        return [command for command in commands if not self._book.is_answered(command.message.command_id)]
+
+    def _running(self, run: Run, command: Command, state: RequestState | None) -> list[Action]:
+        message, index = command.message, command.child(run.prompt.n)
+        if any(pending.message.command_id == message.command_id for pending in self._pending(run)):
             return []
         if message.attempt is not None and message.attempt < run.key.attempt:
-            return self._answer(command, AckOutcome.STALE, run=run)
+            return self._answer(command, AckOutcome.STALE, attempt=run.key.attempt, run=run)
         if message.attempt is not None and message.attempt > run.key.attempt:
             return []
-        if run.abort is not None or run.phase is Phase.SETTLING:
+        if index is not None and not 0 <= index < run.prompt.n:
+            return self._answer(command, AckOutcome.STALE, attempt=run.key.attempt, run=run)
+        if index is not None and state is not None and index in state.finals:
+            return self._settle(command, finished_of(state), run)
+        stopped = run.aborts.keys() & {None, index} or run.phase is Phase.SETTLING
+        if stopped or (index in run.children and run.children[index].finish_reason is not None):
             run.late.append(command)
             return []
-        run.abort = Abort(message, command.received_at_us)
-        return [AbortEngine(run.key)] if run.phase is Phase.RUNNING else []
+        run.aborts[index] = Abort(message, command.received_at_us)
+        return [AbortEngine(run.key, index)] if run.phase is Phase.RUNNING else []
+
+    def _settle(self, command: Command, done: Finished, run: Run | None) -> list[Action]:
+        """Answer a command for which all has been read that it asks for."""
+        outcome, tokens = _outcome(done, command)
+        return self._answer(command, outcome, attempt=done.attempt or None, run=run, tokens=tokens)
 
     def _answer(
-        self, command: Command, outcome: AckOutcome, done: Finished | None = None, run: Run | None = None
+        self,
+        command: Command,
+        outcome: AckOutcome,
+        *,
+        attempt: int | None = None,
+        run: Run | None = None,
+        tokens: int | None = None,
     ) -> list[Action]:
-        message, applied = command.message, outcome is AckOutcome.APPLIED
-        attempt = (done.attempt or None) if done is not None else None if run is None else run.key.attempt
+        message = command.message
+        aborts = () if run is None or outcome is not AckOutcome.APPLIED else run.aborts.values()
         ack = ControlAck(
             command_id=message.command_id,
             request_id=message.request_id,
@@ -101,12 +126,12 @@ class CommandDesk:
             engine=self._engine,
             incarnation=self._incarnation,
             outcome=outcome,
-            token_index=done.tokens if done is not None and applied else None,
+            token_index=tokens,
             captured_at_us=message.captured_at_us,
             published_at_us=message.published_at_us,
             decided_at_us=message.decided_at_us,
             received_at_us=command.received_at_us,
-            applied_at_us=run.abort.applied_at_us if applied and run is not None and run.abort is not None else None,
+            applied_at_us=next((a.applied_at_us for a in aborts if a.command.command_id == message.command_id), None),
         )
         self._book.answered(ack)
         if run is not None:
@@ -114,9 +139,13 @@ class CommandDesk:
         return [Acknowledge(ack)]
 
 
-def _outcome(done: Finished, command: Command) -> AckOutcome:
-    if done.aborted_by is None:
-        return AckOutcome.STALE
-    if command.message.command_id in done.aborted_by:
-        return AckOutcome.APPLIED
-    return AckOutcome.ALREADY if done.aborted_by else AckOutcome.TOO_LATE
+def _outcome(done: Finished, command: Command) -> tuple[AckOutcome, int | None]:
+    """Return what became of a command, and the tokens that were generated until it was applied."""
+    index = command.child(done.children)
+    if done.aborted is None or (index is not None and not 0 <= index < done.children):
+        return AckOutcome.STALE, None
+    aborted = [child for number, child in done.aborted.items() if index in {None, number}]
+    tokens = [child.tokens for child in aborted if child.command_id == command.message.command_id]
+    if tokens:
+        return AckOutcome.APPLIED, max(tokens)
+    return AckOutcome.ALREADY if aborted else AckOutcome.TOO_LATE, None

@@ -56,10 +56,9 @@ class FinalDesk:
         """The engine refuses a request: it opens no stream and ends as failed."""
         run.defect, run.ran, run.phase = defect, False, Phase.SETTLING
         run.awaiting.add("previous")
-        if run.abort is not None:
-            # Nothing was stopped: it never ran.
-            run.late.append(Command(run.abort.command, run.abort.received_at_us))
-            run.abort = None
+        # Nothing was stopped: it never ran.
+        run.late += [Command(abort.command, abort.received_at_us) for abort in run.aborts.values()]
+        run.aborts.clear()
         for child in run.children.values():
             child.open_streams.clear()
         return [dead_letter(owned, run, defect)]

@@ -16,6 +16,18 @@ from undercurrent.protocol.worker_types import Commit, Now, Prompt
 MAX_REMEMBERED = 100_000
 
 
+class Aborted(NamedTuple):
+    """What a final says of a child that was aborted.
+
+    Args:
+        command_id: the command that it names, empty where it names none.
+        tokens: generated until then.
+    """
+
+    command_id: str
+    tokens: int
+
+
 class Finished(NamedTuple):
     """What is remembered of a request that has ended.
 
@@ -23,15 +35,15 @@ class Finished(NamedTuple):
         offset: of its prompt.
         content_hash: of its prompt.
         attempt: that closed it, 0 where only the prompt is known.
-        aborted_by: commands that its finals name; empty when it was not aborted, None where only the prompt is known.
-        tokens: generated until it was aborted, by the child that had most.
+        children: how many it had.
+        aborted: those of them that were aborted; None where only the prompt is known.
     """
 
     offset: int
     content_hash: bytes
     attempt: int = 0
-    aborted_by: frozenset[str] | None = None
-    tokens: int = 0
+    children: int = 0
+    aborted: Mapping[int, Aborted] | None = None
 
 
 class OwnedPartition:
@@ -102,7 +114,7 @@ class OwnedPartition:
         """Return what is known of a request that has ended, None where it is open or unknown."""
         state = self.reader.get(request_id)
         if state is not None and state.closed:
-            return _finished(state)
+            return finished_of(state)
         return self._remembered.get(request_id)
 
     def remember(self, prompt: Prompt) -> None:
@@ -169,18 +181,22 @@ class OwnedPartition:
         self._swept_to = low
         for state in [s for s in self.reader if s.prompt_offset < low and s.request_id not in self.closing]:
             if state.closed:
-                self._remembered[state.request_id] = _finished(state)
+                self._remembered[state.request_id] = finished_of(state)
             self.reader.forget(state.request_id)
         while len(self._remembered) > MAX_REMEMBERED:
             self._remembered.popitem(last=False)
 
 
-def _finished(state: RequestState) -> Finished:
-    aborted = [final for final in state.finals.values() if final.outcome is Outcome.ABORTED]
+def finished_of(state: RequestState) -> Finished:
+    """Return what the finals of a request say so far."""
     return Finished(
         offset=state.prompt_offset,
         content_hash=state.content_hash,
         attempt=state.attempt,
-        aborted_by=frozenset(final.abort.command_id if final.abort else "" for final in aborted),
-        tokens=max((final.generated_tokens for final in aborted), default=0),
+        children=state.n,
+        aborted={
+            index: Aborted(final.abort.command_id if final.abort else "", final.generated_tokens)
+            for index, final in state.finals.items()
+            if final.outcome is Outcome.ABORTED
+        },
     )

@@ -73,7 +73,7 @@ class Child:
 
 @dataclass(slots=True)
 class Abort:
-    """The command that stops a run.
+    """A command that stops a run or one of its children.
 
     Args:
         command: it.
@@ -108,7 +108,7 @@ class Run:
         slot: it may run, so it counts against the engine's slots; the others are only finished.
         defect: why it cannot run.
         expired: its deadline has passed.
-        abort: the command that stops it.
+        aborts: the commands that stop it: all of it under None, one child alone under its index.
         late: further commands for this attempt; they are answered when its final was read.
         previous: the attempt that held the request before, whose streams may still be open.
         children: state of each child that has no valid final yet.
@@ -124,7 +124,7 @@ class Run:
     phase: Phase = Phase.CLAIMED
     defect: Defect | None = None
     expired: bool = False
-    abort: Abort | None = None
+    aborts: dict[int | None, Abort] = field(default_factory=dict)
     late: list[Command] = field(default_factory=list)
     previous: RequestState | None = None
     children: dict[int, Child] = field(default_factory=dict)
@@ -138,10 +138,14 @@ class Run:
         """Name of this run."""
         return RunKey(self.prompt.request_id, self.accepted.attempt)
 
+    def abort_of(self, index: int) -> Abort | None:
+        """Return the command that stops a child."""
+        return self.aborts.get(index) or self.aborts.get(None)
+
     @property
-    def token_index(self) -> int:
-        """Tokens generated so far, of the child that has most."""
-        return max((child.generated_tokens for child in self.children.values()), default=0)
+    def aborted(self) -> bool:
+        """Some command stops every child that is open."""
+        return bool(self.children) and all(self.abort_of(index) is not None for index in self.children)
 
     @property
     def stopped(self) -> bool:
@@ -168,7 +172,8 @@ class Run:
     def final(self, index: int, guards: tuple[Guard, ...], now: Now) -> GenerationEvent:
         """Return the final of a child."""
         child = self.children[index]
-        outcome, reason, error = self._outcome(child)
+        abort = self.abort_of(index)
+        outcome, reason, error = self._outcome(child, abort)
         return GenerationEvent(
             request_id=self.prompt.request_id,
             attempt=self.accepted.attempt,
@@ -182,7 +187,7 @@ class Run:
             outcome=outcome,
             finish_reason=reason,
             error=error,
-            abort=self.abort.cause if self.abort is not None and outcome is Outcome.ABORTED else None,
+            abort=abort.cause if abort is not None and outcome is Outcome.ABORTED else None,
             prompt_tokens=child.prompt_tokens,
             cached_tokens=child.cached_tokens,
             generated_tokens=child.generated_tokens,
@@ -191,10 +196,10 @@ class Run:
             emitted_at_us=now.wall_us,
         )
 
-    def _outcome(self, child: Child) -> tuple[Outcome, str, str | None]:
+    def _outcome(self, child: Child, abort: Abort | None) -> tuple[Outcome, str, str | None]:
         if child.finish_reason not in (None, ABORT):
             return Outcome.COMPLETED, str(child.finish_reason), None
-        if self.abort is not None:
+        if abort is not None:
             return Outcome.ABORTED, ABORT, None
         if self.defect is not None:
             return Outcome.FAILED, self.defect.kind, self.defect.error

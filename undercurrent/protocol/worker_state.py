@@ -116,7 +116,7 @@ class WorkerState:
             self._out += self._commands.decide(command, self._owned)
 
     def _enqueue(self, owned: OwnedPartition, prompt: Prompt) -> None:
-        urgent = prompt.defect is not None or self.book.binding(prompt.request_id) is not None
+        urgent = prompt.defect is not None or self.book.binding(prompt.request_id, prompt.n) is not None
         (owned.urgent if urgent else owned.waiting)[prompt.offset] = prompt
         owned.offsets.setdefault(prompt.request_id, prompt.offset)
 
@@ -156,9 +156,12 @@ class WorkerState:
     def _closed(self, owned: OwnedPartition, request_id: str) -> None:
         """A valid final was read: the request is over when it was the last child's."""
         state = owned.reader.get(request_id)
-        if state is None or not state.closed:
+        if state is None:
             return
         run = owned.runs.get(request_id)
+        if not state.closed:
+            self._out += self._commands.child_closed(run, state) if run is not None else []
+            return
         if run is None:
             owned.settle(request_id, state.prompt_offset)
             self._decide(request_id)

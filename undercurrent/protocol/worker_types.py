@@ -138,9 +138,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class AbortEngine:
-    """Stop a request in the engine now."""
+    """Stop a request, or one child of it, in the engine now."""
 
     key: RunKey
+    index: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,10 +178,10 @@ class FakeEngine:
             left -= delta.finish_reason is not None
             yield delta
 
-    async def abort(self, engine_id: str) -> None:
-        """Stop a request from the next step on."""
+    async def abort(self, engine_id: str, index: int | None = None) -> None:
+        """Stop a request, or one child of it, from the next step on."""
         for child in [*self._waiting, *self._batch]:
-            if child.request.engine_id == engine_id and child.reason is None:
+            if child.request.engine_id == engine_id and index in {None, child.index} and child.reason is None:
                 child.reason = "abort"
 
     async def close(self) -> None:

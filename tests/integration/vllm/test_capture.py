@@ -163,6 +163,26 @@ def test_an_abort_ends_generation_and_streams(llama):
     assert stream.positions == list(range(len(stream.positions)))
 
 
+def test_one_child_is_stopped_alone(llama):
+    request = llama.request("sibling", PROMPT, n=2, temperature=1.0, max_tokens=40)
+
+    async def run():
+        deltas = []
+        await llama.engine.abort(request.engine_id, 1)
+        async for delta in llama.engine.submit(request):
+            deltas.append(delta)
+            if len([d for d in deltas if d.index == 1]) == 3:
+                await llama.engine.abort(request.engine_id, 1)
+                await llama.engine.abort(request.engine_id, 7)
+        return deltas
+
+    deltas = llama.call(run())
+    assert {d.index: d.finish_reason for d in deltas if d.finish_reason} == {0: "length", 1: "abort"}
+    assert sum(len(d.token_ids) for d in deltas if d.index == 0) == 40
+    llama.read_until(lambda: all(llama.streams["sibling", index, "residual"].closed for index in (0, 1)))
+    assert len(llama.streams["sibling", 1, "residual"].positions) < len(PROMPT) + 30
+
+
 def _break_step(worker, what):
     from undercurrent.adapters.vllm import compat
 

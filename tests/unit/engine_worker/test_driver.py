@@ -85,6 +85,22 @@ def test_an_abort_ends_every_child_once_however_early_it_comes(early):
     assert len(heard.deltas) < 200
 
 
+@pytest.mark.parametrize("early", [True, False])
+def test_a_child_is_stopped_alone_however_early_that_is_asked_for(early):
+    async def script(driver, heard):
+        driver.start(KEY, prompt(max_tokens=300, n=2))
+        if not early:
+            await until(lambda: heard.deltas)
+        driver.abort(KEY, 1)
+        driver.abort(KEY, 1)
+        await ended(driver)
+
+    heard = asyncio.run(play(FakeEngine(step_s=0.001), script))
+    ends = {delta.index: delta.finish_reason for _, delta in heard.deltas if delta.finish_reason}
+    assert ends == {0: "length", 1: "abort"}
+    assert sum(len(delta.token_ids) for _, delta in heard.deltas if delta.index == 1) < 200
+
+
 def test_what_the_engine_refuses_is_rejected_with_its_reason():
     async def script(driver, heard):
         driver.start(KEY, prompt(max_tokens=100))

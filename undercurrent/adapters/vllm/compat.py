@@ -223,6 +223,22 @@ class RunnerV1:
         self._runner._dummy_run(len(token_ids))  # noqa: SLF001 - compat is where private names are read
 
 
+def child_id(llm: Any, engine_id: str, index: int) -> str | None:  # noqa: ANN401 - an AsyncLLM
+    """Return vLLM's own id of one child of a request, None where that child is not in the engine.
+
+    Args:
+        llm: the engine.
+        engine_id: id under which the request was submitted; vLLM adds a random part, and the child's index.
+        index: of the child.
+    """
+    processor = llm.output_processor
+    for name in processor.external_req_ids.get(engine_id, ()):
+        state = processor.request_states.get(name)
+        if state is not None and state.request_index == index:
+            return str(name)
+    return None
+
+
 async def quiet_before_shutdown(llm: Any) -> None:  # noqa: ANN401 - an AsyncLLM
     """Stop listening to an idle engine core, whose end would else be logged as its death.
 

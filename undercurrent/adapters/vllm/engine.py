@@ -89,6 +89,7 @@ class VLLMEngine:
         self._llm: AsyncLLM | None = None
         self._info: EngineInfo | None = None
         self._outputs = 0
+        self._begun: set[str] = set()
         self._seeds_are_fatal = False
 
     @property
@@ -292,6 +293,7 @@ class VLLMEngine:
         try:
             async for output in llm.generate(prompt, params, request.engine_id, priority=request.priority):
                 self._outputs += 1
+                self._begun.add(request.engine_id)
                 for child in output.outputs:
                     yield EngineDelta(
                         index=child.index,
@@ -305,11 +307,28 @@ class VLLMEngine:
             raise EngineDeadError("vLLM's engine core died; its log says why") from exc
         except (VLLMClientError, ValueError, TypeError) as exc:
             raise BadRequestError(str(exc)) from exc
+        finally:
+            self._begun.discard(request.engine_id)
 
-    async def abort(self, engine_id: str) -> None:
-        """Stop a request from the next scheduler step on; its iterator ends with `abort`. Unknown ids are nothing."""
-        if self._llm is not None and not self._llm.errored:
+    async def abort(self, engine_id: str, index: int | None = None) -> None:
+        """Stop a request from the next scheduler step on; its iterator ends with `abort`. Unknown ids are nothing.
+
+        Args:
+            engine_id: the request.
+            index: stop this child alone; nothing while the request has no output yet.
+        """
+        if self._llm is None or self._llm.errored:
+            return
+        if index is None:
             await self._llm.abort(engine_id)
+        elif engine_id in self._begun:
+            # Before the first output some children may be on their way to the engine core, which forgets the abort of a
+            # request that it does not have yet and would run that child to its end.
+            from undercurrent.adapters.vllm import compat
+
+            child = compat.child_id(self._llm, engine_id, index)
+            if child is not None:
+                await self._llm.abort(child, internal=True)
 
     async def collective_rpc(self, method: Any, *args: object) -> list[Any]:  # noqa: ANN401 - vLLM's own signature
         """Call a method of the worker, or where vLLM allows it a function on it; for tests and diagnosis.

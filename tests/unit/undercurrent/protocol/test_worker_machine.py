@@ -85,10 +85,10 @@ class WorkerMachine(RuleBasedStateMachine):
     def stop(self, number: int) -> None:
         self.world.stop(self.worker(number))
 
-    @rule(number=pick, attempt=st.sampled_from([None, None, 1, 2, 3]))
-    def order(self, number: int, attempt: int | None) -> None:
+    @rule(number=pick, attempt=st.sampled_from([None, None, 1, 2, 3]), index=st.sampled_from([None, None, 0, 1, 2]))
+    def order(self, number: int, attempt: int | None, index: int | None) -> None:
         if self.names:
-            self.world.order(f"r{1 + number % self.names}", attempt)
+            self.world.order(f"r{1 + number % self.names}", attempt, index)
 
     @precondition(lambda self: self.world.workers)
     @rule(number=pick, steps=st.integers(1, 6))
@@ -148,7 +148,7 @@ def _arguments(rng: random.Random, name: str, n: int) -> tuple[object, ...]:
         case "assign" | "steal":
             return n, n % PARTITIONS
         case "order":
-            return n, rng.choice([None, 1, 2])
+            return n, rng.choice([None, 1, 2]), rng.choice([None, None, 0, 1, 2])
         case "act":
             return n, 1 + n % 6
         case "turn":

@@ -9,18 +9,12 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from undercurrent.protocol.epochs import Beginning, LogRange, begin, decode_metadata, encode_metadata
+from tests.unit.undercurrent.protocol.worker_oracle import PARTITIONS, Logs
+from undercurrent.protocol.epochs import Beginning, LogRange, begin, encode_metadata
 from undercurrent.protocol.messages import (
-    Accepted,
-    AckOutcome,
     CommandKind,
     CommandSource,
-    ControlAck,
     ControlCommand,
-    GenerationEvent,
-    GenerationKind,
-    Outcome,
-    Released,
 )
 from undercurrent.protocol.worker import WorkerCore
 from undercurrent.protocol.worker_partition import Finished
@@ -48,7 +42,6 @@ from undercurrent.protocol.worker_types import (
 )
 from undercurrent.topics import partition_of
 
-PARTITIONS = 2
 LIMITS = WorkerLimits(
     max_in_flight=2, max_waiting=4, handover_s=2.0, shutdown_s=2.0, stream_end_timeout_s=3.0, commit_interval_s=0.1
 )
@@ -60,7 +53,7 @@ class EngineRun:
 
     prompt: Prompt
     children: set[int]
-    aborted: bool = False
+    aborted: set[int] = field(default_factory=set)
     steps: int = 0
 
 
@@ -85,16 +78,12 @@ class Worker:
     ended: list[tuple[RunKey, StreamKey]] = field(default_factory=list)
 
 
-class World:
+class World(Logs):
     """Logs, group and workers."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.mono_s = 100.0
-        self.prompts: dict[int, list[Prompt | Defect]] = {p: [] for p in range(PARTITIONS)}
-        self.log: dict[int, list[Accepted | Released | GenerationEvent]] = {p: [] for p in range(PARTITIONS)}
-        self.control: list[ControlCommand] = []
-        self.acks: list[ControlAck] = []
-        self.dead_letters: set[tuple[int, int]] = set()
         self.committed: dict[int, tuple[int, str]] = {}
         self.owner: dict[int, int | None] = dict.fromkeys(range(PARTITIONS))
         self.moving: dict[int, int] = {}
@@ -134,13 +123,14 @@ class World:
     def send_unreadable(self, partition: int) -> None:
         self.prompts[partition].append(Defect(kind="undecodable", error="no request id"))
 
-    def order(self, request_id: str, attempt: int | None) -> None:
+    def order(self, request_id: str, attempt: int | None, index: int | None = None) -> None:
         self.control.append(
             ControlCommand(
                 command_id=f"c{len(self.control)}",
                 kind=CommandKind.ABORT,
                 request_id=request_id,
                 attempt=attempt,
+                index=index,
                 source=CommandSource.OPERATOR if attempt is None else CommandSource.PROBE,
                 issued_at_us=0,
             )
@@ -228,15 +218,16 @@ class World:
             case Publish():
                 worker.queue.append(action)
             case Start(key=key, prompt=prompt):
-                self._check_start(worker, key)
+                self.check_start(worker.core.incarnation, key)
                 self.starts[key.request_id].append((key.attempt, worker.core.incarnation))
                 if prompt.defect is None and prompt.request_id.startswith("bad"):
                     self._do(worker, worker.core.rejected(key, Defect(kind="bad_request", error="too long"), self.now))
                 else:
                     worker.engine[key] = EngineRun(prompt, set(range(prompt.n)))
-            case AbortEngine(key=key):
+            case AbortEngine(key=key, index=index):
                 if key in worker.engine:
-                    worker.engine[key].aborted = True
+                    run = worker.engine[key]
+                    run.aborted |= set(range(run.prompt.n)) if index is None else {index}
             case EndStreams(key=key, streams=streams):
                 self.lost_ends.append(action)
                 self._do(worker, worker.core.streams_lost(key, streams, self.now))
@@ -273,7 +264,7 @@ class World:
         ok = worker.member and commit.partition in worker.view
         if ok:
             self.committed[commit.partition] = (commit.offset, commit.metadata)
-            self._check_commit(commit)
+            self.check_commit(commit)
         self._do(worker, worker.core.committed(commit.partition, commit.serial, ok, self.now))
 
     def deliver(self, worker: Worker) -> bool:
@@ -322,9 +313,9 @@ class World:
         for key, run in list(worker.engine.items()):
             run.steps += 1
             for child in sorted(run.children):
-                done = run.aborted or run.steps > 2 + child
-                reason = "abort" if run.aborted else "stop" if done else None
-                self._do(worker, worker.core.delta(key, child, 0 if run.aborted else 1, reason, self.now))
+                aborted = child in run.aborted
+                reason = "abort" if aborted else "stop" if run.steps > 2 + child else None
+                self._do(worker, worker.core.delta(key, child, 0 if aborted else 1, reason, self.now))
                 if reason:
                     run.children.discard(child)
                     worker.ended += [(key, StreamKey(child, point)) for point in run.prompt.points]
@@ -386,83 +377,3 @@ class World:
             if not moved and number > 20 and all(not w.todo and not w.core.unsettled for w in live):
                 return
         raise AssertionError(f"not settled: {[(w.core.unsettled, w.core.waiting, w.core.paused()) for w in live]}")
-
-    # The oracle: written from the rule, not from the code under test.
-
-    def valid_finals(self, partition: int, upto: int | None = None) -> dict[tuple[str, int], GenerationEvent]:
-        holder: dict[str, tuple[int, int]] = {}
-        released: set[tuple[str, int, int]] = set()
-        children: dict[str, int] = {}
-        finals: dict[tuple[str, int], GenerationEvent] = {}
-        for message in self.log[partition][:upto]:
-            request = message.request_id
-            pair = (message.attempt, message.incarnation)
-            over = request in children and all((request, i) in finals for i in range(children[request]))
-            if isinstance(message, Accepted):
-                if not over and message.attempt > holder.get(request, (0, 0))[0]:
-                    holder[request] = pair
-                    children[request] = message.n
-            elif isinstance(message, Released):
-                released.add((request, *pair))
-            elif message.kind is GenerationKind.FINAL and holder.get(request) == pair:
-                taken = (request, *pair) in released or (request, message.index) in finals
-                finals.update({} if taken else {(request, message.index): message})
-        return finals
-
-    def is_over(self, partition: int, offset: int) -> bool:
-        prompt = self.prompts[partition][offset]
-        if isinstance(prompt, Defect):
-            return (partition, offset) in self.dead_letters
-        finals = self.valid_finals(partition)
-        if all((prompt.request_id, i) in finals for i in range(prompt.n)):
-            return True
-        return any(
-            isinstance(m, GenerationEvent)
-            and m.prompt_offset == offset
-            and m.kind in (GenerationKind.DUPLICATE, GenerationKind.REFUSED)
-            for m in self.log[partition]
-        )
-
-    def _check_commit(self, commit: Commit) -> None:
-        position = decode_metadata(commit.offset, commit.metadata)
-        for offset in [*range(commit.offset), *position.finished]:
-            assert self.is_over(commit.partition, offset), f"{commit} passes unfinished prompt {offset}"
-
-    def _check_start(self, worker: Worker, key: RunKey) -> None:
-        partition = partition_of(key.request_id, PARTITIONS)
-        at = next(
-            i
-            for i, m in enumerate(self.log[partition])
-            if isinstance(m, Accepted) and (m.request_id, m.attempt, m.incarnation) == (*key, worker.core.incarnation)
-        )
-        before = {request for request, _ in self.valid_finals(partition, at)}
-        prompt = next(p for p in self.prompts[partition] if isinstance(p, Prompt) and p.request_id == key.request_id)
-        finished = [(key.request_id, i) in self.valid_finals(partition, at) for i in range(prompt.n)]
-        assert not all(finished), f"{key} is run though it was finished: {before}"
-
-    def check_end(self) -> None:
-        first_acks: dict[str, ControlAck] = {}
-        for ack in self.acks:
-            first_acks.setdefault(ack.command_id, ack)
-        outcomes: dict[str, set[Outcome | None]] = defaultdict(set)
-        for partition, prompts in self.prompts.items():
-            finals = self.valid_finals(partition)
-            for (request, _), final in finals.items():
-                outcomes[request].add(final.outcome)
-            for offset, prompt in enumerate(prompts):
-                assert self.is_over(partition, offset), f"prompt {offset} of {partition} never ended"
-                if isinstance(prompt, Prompt):
-                    first = next(p for p in prompts if isinstance(p, Prompt) and p.request_id == prompt.request_id)
-                    assert sum(request == prompt.request_id for request, _ in finals) == first.n
-                    expected = {Outcome.FAILED} if prompt.request_id.startswith("bad") or prompt.defect else None
-                    assert expected is None or outcomes[prompt.request_id] <= {*expected, Outcome.ABORTED}
-        for command in self.control:
-            if command.request_id not in outcomes:
-                continue
-            if command.attempt is None:
-                assert command.command_id in first_acks, f"{command} was never answered"
-            ack = first_acks.get(command.command_id)
-            if ack is not None and ack.outcome is AckOutcome.APPLIED:
-                assert Outcome.ABORTED in outcomes[command.request_id], (ack, outcomes[command.request_id])
-            if ack is not None and ack.outcome is AckOutcome.TOO_LATE:
-                assert Outcome.ABORTED not in outcomes[command.request_id], (ack, outcomes[command.request_id])
