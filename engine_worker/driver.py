@@ -76,9 +76,9 @@ class EngineDriver:
 
     async def _run(self, key: RunKey, request: EngineRequest, left: set[int]) -> None:
         try:
-            await self._engine.check(request)
+            checked = await self._engine.check(request)
             if (key, None) not in self._aborting:
-                async for delta in self._engine.submit(request):
+                async for delta in self._engine.submit(checked):
                     self._listener.on_delta(key, delta)
                     if delta.finish_reason is not None:
                         left.discard(delta.index)

@@ -123,8 +123,8 @@ class Engine(Protocol):
         """
         ...
 
-    async def check(self, request: EngineRequest) -> int:
-        """Return the number of prompt tokens of a request that can run.
+    async def check(self, request: EngineRequest) -> EngineRequest:
+        """Return a request that can run as it is best submitted: its prompt as token ids, so that they are made once.
 
         Raises:
             BadRequestError: it cannot, and why.

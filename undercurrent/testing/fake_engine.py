@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import zlib
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -130,8 +130,8 @@ class FakeEngine:
             self._tracker = Tracker(self._points, self._buffers, self._ring.writer())
         self._loop = asyncio.create_task(self._run())
 
-    async def check(self, request: EngineRequest) -> int:
-        """Return the number of prompt tokens of a request that can run.
+    async def check(self, request: EngineRequest) -> EngineRequest:
+        """Return a request that can run, its prompt as token ids.
 
         Raises:
             BadRequestError: it cannot, and why.
@@ -151,7 +151,7 @@ class FakeEngine:
         unknown = sorted(set(request.capture.points) - known) if request.capture else []
         if unknown:
             raise BadRequestError(f"unknown extraction points: {', '.join(unknown)}")
-        return len(prompt)
+        return replace(request, prompt=None, prompt_token_ids=tuple(prompt))
 
     async def submit(self, request: EngineRequest) -> AsyncIterator[EngineDelta]:
         """Generate. Every child ends with exactly one delta that has a `finish_reason`."""

@@ -330,9 +330,20 @@ def test_a_bad_request_is_refused_with_its_reason(llama, request_, match):
         llama.call(llama.engine.check(request_))
 
 
-def test_a_good_request_is_counted_in_tokens(llama):
-    assert llama.call(llama.engine.check(EngineRequest(engine_id="x", prompt="five!"))) == 5
-    assert llama.call(llama.engine.check(bad())) == 3
+def test_a_good_request_comes_back_as_it_is(llama):
+    assert llama.call(llama.engine.check(bad())).prompt_token_ids == bad().prompt_token_ids
+
+
+def test_a_prompt_is_tokenized_once(llama, monkeypatch):
+    request = EngineRequest(engine_id="text", prompt="five!", sampling=Sampling(max_tokens=2))
+    checked = llama.call(llama.engine.check(request))
+    assert (checked.prompt, len(checked.prompt_token_ids)) == (None, 5)
+
+    async def run():
+        monkeypatch.setattr(llama.engine._llm, "get_tokenizer", None)
+        return [delta async for delta in llama.engine.submit(checked)]
+
+    assert {delta.prompt_tokens for delta in llama.call(run())} == {5}
 
 
 def test_steps_grow_with_and_without_capture(llama):

@@ -69,6 +69,22 @@ def test_a_request_is_generated_to_its_end():
     assert [delta.finish_reason for _, delta in heard.deltas] == [None] * 4 + ["length"]
 
 
+def test_what_was_checked_is_what_is_submitted_so_that_a_prompt_is_tokenized_once():
+    submitted = []
+
+    class Seen(FakeEngine):
+        def submit(self, request):
+            submitted.append(request)
+            return super().submit(request)
+
+    async def script(driver, heard):
+        driver.start(KEY, prompt(max_tokens=1))
+        await ended(driver)
+
+    asyncio.run(play(Seen(step_s=0.001), script))
+    assert [(request.prompt, request.prompt_token_ids) for request in submitted] == [(None, (ord("p"),))]
+
+
 @pytest.mark.parametrize("early", [True, False])
 def test_an_abort_ends_every_child_once_however_early_it_comes(early):
     async def script(driver, heard):

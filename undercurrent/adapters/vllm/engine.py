@@ -204,20 +204,17 @@ class VLLMEngine:
             versions={"vllm": version, "torch": torch.__version__},
         )
 
-    async def check(self, request: EngineRequest) -> int:
-        """Return the number of prompt tokens of a request that can run.
+    async def check(self, request: EngineRequest) -> EngineRequest:
+        """Return a request that can run, its prompt as token ids.
 
         Raises:
             BadRequestError: it cannot, and why.
             EngineDeadError: the engine is gone.
         """
         llm = self._alive()
-        token_ids = request.prompt_token_ids
-        if (request.prompt is None) == (token_ids is None):
+        if (request.prompt is None) == (request.prompt_token_ids is None):
             raise BadRequestError("exactly one of a prompt and prompt token ids is needed")
-        if token_ids is None:
-            tokenizer = llm.get_tokenizer()
-            token_ids = tuple(await asyncio.to_thread(tokenizer.encode, request.prompt))
+        token_ids = await _token_ids(llm, request)
         vocab = llm.model_config.get_vocab_size()
         if not token_ids:
             raise BadRequestError("the prompt has no tokens")
@@ -236,7 +233,7 @@ class VLLMEngine:
                 "a sampling seed stops vLLM on a CPU when a prefill is chunked: "
                 "leave it out, set temperature 0, or start the engine with enable_chunked_prefill: false"
             )
-        return len(token_ids)
+        return dataclasses.replace(request, prompt=None, prompt_token_ids=token_ids)
 
     def _check_capture(self, request: EngineRequest) -> None:
         names = {point.name for point in self._points}
@@ -285,10 +282,7 @@ class VLLMEngine:
 
         llm = self._alive()
         params = self._params(request)
-        token_ids = request.prompt_token_ids
-        if token_ids is None:
-            tokenizer = llm.get_tokenizer()
-            token_ids = tuple(await asyncio.to_thread(tokenizer.encode, request.prompt))
+        token_ids = await _token_ids(llm, request)
         prompt = tokens_input(prompt_token_ids=list(token_ids))
         try:
             async for output in llm.generate(prompt, params, request.engine_id, priority=request.priority):
@@ -365,6 +359,14 @@ class VLLMEngine:
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
+
+
+async def _token_ids(llm: AsyncLLM, request: EngineRequest) -> tuple[int, ...]:
+    """Return the token ids of a request's prompt, which one that was checked brings along."""
+    if request.prompt_token_ids is not None:
+        return request.prompt_token_ids
+    # In a thread: a long prompt takes the tokenizer a while, and this loop has other things to do meanwhile.
+    return tuple(await asyncio.to_thread(llm.get_tokenizer().encode, request.prompt))
 
 
 def _finish_reason(reason: str | None) -> str | None:
