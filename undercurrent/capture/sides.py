@@ -138,6 +138,11 @@ class RingWriter:
         return True
 
     @property
+    def released_bytes(self) -> int:
+        """Bytes that the reader has given back so far; the number stands still while the reader does."""
+        return int(self._words[W_TAIL])
+
+    @property
     def pending_controls(self) -> int:
         """Control frames that wait in memory."""
         return len(self._pending)

@@ -90,7 +90,7 @@ class Tracker:
         self._keys: set[tuple[str, int, int]] = set()
         self._plan: Plan | None = None
         self._lanes = 0
-        self._gave_up = False
+        self._gave_up_at = -1
         self._streams = 0
         self._uncommitted: list[Lane] = []
         self._losses: dict[str, dict[int, Loss]] = {}
@@ -314,7 +314,7 @@ class Tracker:
     def _wait(self, size: int) -> int:
         """Wait for the reader, as the point's policy says; return the offset of the frame's payload or -1."""
         self._commit()
-        if self._gave_up:
+        if self._writer.released_bytes == self._gave_up_at:
             return -1
         deadline = time.monotonic() + self._block_timeout_s
         while time.monotonic() < deadline:
@@ -322,14 +322,14 @@ class Tracker:
             at = self._writer.reserve(FrameKind.STEP, size)
             if at >= 0:
                 return at
-        # A reader that did not come back in time is not waited for again until it has: the engine must go on.
-        self._gave_up = True
+        # A reader that did not come back in time is not waited for again until it has read something: the engine must
+        # go on. That a smaller frame still finds room says nothing of the reader.
+        self._gave_up_at = self._writer.released_bytes
         return -1
 
     def _commit(self) -> None:
         self._writer.commit()
         if self._uncommitted:
-            self._gave_up = False
             steps = self._plan.steps if self._plan else 0
             for lane in self._uncommitted:
                 lane.sent += 1
