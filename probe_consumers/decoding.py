@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from undercurrent.codec import Codec, as_array, token_ids
+from undercurrent.codec import Codec, as_array, positions, token_ids
 from undercurrent.errors import CodecError, DecodeError
 from undercurrent.kafka.records import Record
 from undercurrent.protocol.host_events import Incoming
@@ -44,14 +44,15 @@ def check_arrays(block: ActivationBlock) -> None:
     Raises:
         DecodeError: and which array.
     """
-    if len(block.positions) % 4:
-        raise DecodeError(f"positions: {len(block.positions)} bytes are no whole number of int32")
-    if not block.positions:
+    found = positions(block)
+    if not len(found):
         raise DecodeError("a block without positions")
+    if found.min() < 0:
+        raise DecodeError(f"token position {found.min()}; accepted: 0 and above")
     if block.width < 1:
         raise DecodeError(f"width {block.width}; accepted: at least 1")
     if not block.layers or len(set(block.layers)) != len(block.layers):
         raise DecodeError(f"layers {list(block.layers)}: accepted: at least one, each once")
     as_array(block)
-    if len(token_ids(block)) not in (0, len(block.positions) // 4):
-        raise DecodeError(f"{len(block.token_ids) // 4} token ids for {len(block.positions) // 4} positions")
+    if len(token_ids(block)) not in (0, len(found)):
+        raise DecodeError(f"{len(block.token_ids) // 4} token ids for {len(found)} positions")

@@ -188,15 +188,3 @@ def test_a_block_of_layers_that_its_stream_has_not_is_an_error_and_no_clear_verd
     last = [item for item in core.transaction().verdicts if item.kind in (VerdictKind.RESULT, VerdictKind.ERROR)]
     assert {item.error for item in last} == {"ProbeError: a block of layers [7] in a stream of layers [0, 1]"}
     assert {item.clear_up_to for item in last} == {0}
-
-
-def test_a_block_without_width_is_poison():
-    record = Record("t", 0, 0, b"r", StreamBuilder("r", width=0).block([0], np.ones((1, 1, 0))), 0, ())
-    assert "width 0; accepted: at least 1" in incoming(CODEC, record).error
-
-
-def test_a_request_id_that_fits_no_verdict_is_poison():
-    record = Record("t", 0, 0, b"k", StreamBuilder("r" * 1025).start(), 0, ())
-    assert "request id of 1025 bytes; accepted: up to 1024" in incoming(CODEC, record).error
-    record = Record("t", 0, 0, b"k", StreamBuilder("r" * 1024).start(), 0, ())
-    assert incoming(CODEC, record).error == ""
