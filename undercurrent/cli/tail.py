@@ -41,30 +41,36 @@ def tail(
         list[int] | None, typer.Option("--partition", min=0, help="Only this partition; may be repeated.")
     ] = None,
     key: Annotated[str | None, typer.Option("--key", help="Only messages with this key, as a request id.")] = None,
+    uncommitted: Annotated[
+        bool, typer.Option("--uncommitted", help="Also what transactions wrote that are open or were given up.")
+    ] = False,
     config: ConfigFile = None,
     bootstrap_servers: Bootstrap = None,
 ) -> None:
     """Print a topic's messages as JSON lines: decoded, tensors as shape and norm.
 
     Every line has the record's place (`partition`, `offset`, `timestamp_ms`, `key`) and the message. Bytes that are no
-    message become a line with `undecodable`: what is wrong with them.
+    message become a line with `undecodable`: what is wrong with them. A probe host writes verdicts in transactions: one
+    that is not committed was never said, so it is only shown with `--uncommitted`.
     """
     if start is Start.LATEST and not follow:
         raise ConfigError("--from latest shows nothing unless --follow waits for more")
     # Imported here: `--help` needs no Kafka client.
     from undercurrent.cli.pipeline import connection, interactive, read_sections
     from undercurrent.codec.avro import Codec
+    from undercurrent.kafka.client import Isolation
     from undercurrent.kafka.offsets import OffsetLookup
     from undercurrent.kafka.reader import AssignedReader
 
+    isolation = Isolation.READ_UNCOMMITTED if uncommitted else Isolation.READ_COMMITTED
     settings = interactive(connection(read_sections(config), bootstrap_servers))
     lookup = OffsetLookup(settings)
     wanted = choose(lookup.partitions(topic), partition)
-    ends = lookup.end(wanted)
+    ends = lookup.end(wanted, isolation=isolation)
     first = ends if start is Start.LATEST else lookup.beginning(wanted)
     starts = {(place.topic, place.number): offset for place, offset in first.items()}
     codec = Codec()
-    with AssignedReader(settings, starts, lookup=lookup) as reader:
+    with AssignedReader(settings, starts, isolation=isolation, lookup=lookup) as reader:
         records = read(reader, None if follow else ends)
         matching = (record for record in records if key is None or record.key == key.encode())
         for record in itertools.islice(matching, count):

@@ -15,8 +15,10 @@ import pytest
 
 from tests.unit.producer.kafka_double import CODEC
 from undercurrent.kafka.publisher import Publisher
+from undercurrent.kafka.transactions import TransactionalWriter
 from undercurrent.protocol.messages import Accepted, GenerationEvent, GenerationKind, Message, Outcome
 from undercurrent.testing.brokers import Broker, free_port
+from undercurrent.testing.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
 
@@ -155,6 +157,26 @@ def test_tail_shows_where_a_message_lies_and_what_is_no_message(
     assert "has partitions 0 to 3, not 9" in cli.run("tail", topic, "--partition", "9", code=1).stderr
     if broker.is_apache:  # the embedded broker makes a topic of every name that it is asked for
         assert "there is no topic 'none'" in cli.run("tail", "none", code=1).stderr
+
+
+def test_tail_shows_what_is_not_committed_only_when_it_is_asked_to(cli: Cli, broker: Broker, topic_prefix: str) -> None:
+    topic = f"{topic_prefix}.verdicts"
+    writer = TransactionalWriter(broker.settings(), topic_prefix)
+    writer.init(30.0)
+    writer.begin()
+    writer.produce(topic, b"said", key=b"k", partition=1)
+    writer.commit()
+    writer.begin()
+    writer.produce(topic, b"undecided", key=b"k", partition=1)
+
+    def sizes(*more: str) -> list[int]:
+        return [line["bytes"] for line in cli.lines("tail", topic, "--partition", "1", *more)]
+
+    wait_until(lambda: sizes("--uncommitted") == [4, 9], TIMEOUT_S, "the open transaction's record")
+    wait_until(lambda: sizes() == [4], TIMEOUT_S, "the decision on the first one")
+    writer.abort()
+    writer.close()
+    assert (sizes(), sizes("--uncommitted")) == ([4], [4, 9])
 
 
 def test_following_ends_at_ctrl_c_without_a_word(cli: Cli, topic_prefix: str) -> None:
