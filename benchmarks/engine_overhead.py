@@ -138,7 +138,6 @@ class Bench:
         self.broker, self.seconds, self.folder = broker, seconds, folder
         self.plain = EngineProcess(model, None)
         self.tapped = {name: EngineProcess(model, layers) for name, layers in LAYERS_OF.items()}
-        self.played = Ring.create(RING_BYTES)
         self.recording = folder / "frames"
         self.number = 0
         self.cost: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}
@@ -199,8 +198,10 @@ class Bench:
         return answer["tokens"] / (answer["ended_s"] - started), answer["tokens"] / (heard.last_ended_s - started)
 
     def _control(self) -> tuple[float, float]:
-        heard, publisher = self._publisher(self.played, "all")
-        command = [sys.executable, "-m", "benchmarks.overhead.readers", "play", self.played.path, str(self.recording)]
+        # A ring of its own: what is played opens the same streams each time.
+        played = Ring.create(RING_BYTES)
+        heard, publisher = self._publisher(played, "all")
+        command = [sys.executable, "-m", "benchmarks.overhead.readers", "play", played.path, str(self.recording)]
         player = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert player.stdin is not None
         assert player.stdout is not None
@@ -208,10 +209,13 @@ class Bench:
         meter = Meter(publisher.pid, self.broker.pid)
         player.stdin.close()
         answer = self._visit(self.plain)
-        player.wait(60)
+        if player.wait(60) != 0:
+            raise SystemExit("the player of the control ended early; its reason is above")
+        wait_until(lambda: played.stats().used_bytes == 0, 30, "an empty ring")
         time.sleep(0.5)
         cpu = meter.read()
         publisher.end()
+        played.close()
         self._note("control", cpu, heard, answer)
         rate = answer["tokens"] / (answer["ended_s"] - answer["started_s"])
         return rate, rate
