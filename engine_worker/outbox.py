@@ -23,7 +23,6 @@ logger = logging.getLogger(__name__)
 
 _BATCH = 500
 _POLL_S = 0.1
-_FULL_WAIT_S = 0.05
 
 
 class Item(NamedTuple):
@@ -62,6 +61,9 @@ class Outbox:
         self._failed = failed
         self._queues: dict[Partition, deque[Item]] = {}
         self._unacked: dict[Partition, int] = {}
+        # Partitions of which the client has nothing, because others fill it; in the order in which they came.
+        self._held: dict[Partition, None] = {}
+        self._offering = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="deliveries", daemon=True)
 
@@ -92,6 +94,7 @@ class Outbox:
         queue = self._queues[where]
         if self._unacked.get(where, 0):
             return
+        self._held.pop(where, None)
         for _ in range(min(len(queue), _BATCH)):
             item = queue[0]
             error = self._publisher.produce(
@@ -103,10 +106,8 @@ class Outbox:
                 on_delivery=partial(self._delivered, where, item),
             )
             if error is not None and error.queue_full:
-                # Other partitions fill the client; whichever of them is acknowledged next does not wake this one.
-                timer = threading.Timer(_FULL_WAIT_S, self._post, [lambda: self._hand_over(where)])
-                timer.daemon = True
-                timer.start()
+                if not self._unacked.get(where, 0):
+                    self._held[where] = None
                 return
             queue.popleft()
             if error is not None:
@@ -131,8 +132,20 @@ class Outbox:
     def _give_up(self, where: Partition, error: DeliveryError) -> None:
         self._failed(ProducerFatalError(f"{where}: a record did not arrive: {error.reason} [{error.code}]"))
 
+    def _offer_held(self) -> None:
+        self._offering = False
+        for where in list(self._held):
+            self._hand_over(where)
+            if where in self._held:
+                return
+
     def _poll(self) -> None:
         while not self._stop.is_set():
             began = time.monotonic()
-            if not self._publisher.poll(_POLL_S) and time.monotonic() - began < _POLL_S / 2:
+            served = self._publisher.poll(_POLL_S)
+            # Not in the callback of a delivery: the record leaves the client only after it.
+            if self._held and not self._offering:
+                self._offering = True
+                self._post(self._offer_held)
+            if not served and time.monotonic() - began < _POLL_S / 2:
                 self._stop.wait(_POLL_S / 2)
