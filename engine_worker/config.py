@@ -173,6 +173,7 @@ class WorkerConfig:
             stream_end_timeout_s=given.stream_end_timeout_s,
             unopened_timeout_s=min(1.0, given.stream_end_timeout_s),
             guard_wait_s=self.own.guards.wait_s,
+            control_keep_s=self.plan.control_retention_ms / 1000,
         )
 
     @property

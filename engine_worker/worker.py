@@ -247,7 +247,7 @@ class EngineWorker:
                 case ControlCommand():
                     self._do(self.parts.core.command(message, _now()))
                 case ControlAck():
-                    self.parts.core.control_ack(message)
+                    self.parts.core.control_ack(message, _now())
                 case ProbeVerdict():
                     self._do(self.parts.core.verdict(message, _now()))
                 case ProbeHeartbeat():

@@ -6,8 +6,10 @@ and binds every one until it is answered.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from undercurrent.protocol.messages import AckOutcome, CommandKind, ControlAck, ControlCommand
 
@@ -29,12 +31,32 @@ class Command:
         return None if children == 1 and self.message.index == 0 else self.message.index
 
 
-class ControlBook:
-    """Commands by request, and what was answered."""
+class _Noted(NamedTuple):
+    """A command or an answer, as it came."""
 
-    def __init__(self) -> None:
+    at_us: int
+    request_id: str
+    command_id: str
+    answer: bool
+
+
+class ControlBook:
+    """Commands by request, and what was answered.
+
+    Args:
+        keep_us: how long a command counts after it was read, microseconds: as long as the control topic keeps it, so
+            that a worker which starts anew knows the same.
+    """
+
+    def __init__(self, keep_us: int) -> None:
+        self._keep_us = keep_us
         self._commands: dict[str, dict[str, Command]] = {}
         self._answers: set[str] = set()
+        self._noted: deque[_Noted] = deque()
+
+    def __len__(self) -> int:
+        """Return how many commands and answers are in memory."""
+        return len(self._answers) + sum(len(commands) for commands in self._commands.values())
 
     def add(self, message: ControlCommand, received_at_us: int) -> Command | None:
         """Note a command; return it when it is new and nobody has answered it, so that it has to be acted on."""
@@ -45,12 +67,14 @@ class ControlBook:
             return None
         command = Command(message, received_at_us)
         of_request[message.command_id] = command
+        self._noted.append(_Noted(received_at_us, message.request_id, message.command_id, answer=False))
         return None if message.command_id in self._answers else command
 
-    def answered(self, ack: ControlAck) -> None:
+    def answered(self, ack: ControlAck, now_us: int) -> None:
         """Note an answer; the first one in log order counts, and `unknown` is none."""
-        if ack.outcome is not AckOutcome.UNKNOWN:
+        if ack.outcome is not AckOutcome.UNKNOWN and ack.command_id not in self._answers:
             self._answers.add(ack.command_id)
+            self._noted.append(_Noted(now_us, ack.request_id, ack.command_id, answer=True))
 
     def is_answered(self, command_id: str) -> bool:
         """Return whether an answer that counts is on record."""
@@ -79,10 +103,20 @@ class ControlBook:
 
     def forget(self, request_id: str) -> None:
         """Drop the answered commands of a finished request, to bound memory."""
-        commands = self._commands.get(request_id)
-        if commands is None:
-            return
-        for command_id in [name for name in commands if name in self._answers]:
-            del commands[command_id]
+        for command_id in [name for name in self._commands.get(request_id, ()) if name in self._answers]:
+            self._drop(request_id, command_id)
+
+    def expire(self, now_us: int) -> None:
+        """Drop what is older than commands are kept, to bound memory; most calls find nothing."""
+        while self._noted and self._noted[0].at_us < now_us - self._keep_us:
+            noted = self._noted.popleft()
+            # With its answer a command goes too, which may have been read after it: it must not seem unanswered.
+            self._drop(noted.request_id, noted.command_id)
+            if noted.answer:
+                self._answers.discard(noted.command_id)
+
+    def _drop(self, request_id: str, command_id: str) -> None:
+        commands = self._commands.get(request_id, {})
+        commands.pop(command_id, None)
         if not commands:
-            del self._commands[request_id]
+            self._commands.pop(request_id, None)

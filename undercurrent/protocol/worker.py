@@ -229,9 +229,9 @@ class WorkerCore(WorkerState):
             self._out += self._commands.decide(command, self._owned)
         return self._pump(now)
 
-    def control_ack(self, message: ControlAck) -> None:
+    def control_ack(self, message: ControlAck, now: Now) -> None:
         """An acknowledgement was read, ours or another worker's."""
-        self.book.answered(message)
+        self.book.answered(message, now.wall_us)
 
     def control_at_end(self, now: Now) -> list[Action]:
         """The control topic was read to what was its end when `ReadControl` asked for it."""
@@ -269,4 +269,5 @@ class WorkerCore(WorkerState):
             if owned.leaving is not None and now.mono_s >= owned.leave_at_s:
                 self._release_all(owned, owned.leaving, now)
             owned.expire(now)
+        self.book.expire(now.wall_us)
         return self._pump(now)

@@ -133,7 +133,7 @@ class CommandDesk:
             received_at_us=command.received_at_us,
             applied_at_us=next((a.applied_at_us for a in aborts if a.command.command_id == message.command_id), None),
         )
-        self._book.answered(ack)
+        self._book.answered(ack, ack.received_at_us)
         if run is not None:
             run.acks.add(ack.command_id)
         return [Acknowledge(ack)]

@@ -56,7 +56,7 @@ class WorkerState:
         self.engine = engine
         self.incarnation = incarnation
         self.limits = limits or WorkerLimits()
-        self.book = ControlBook()
+        self.book = ControlBook(int(self.limits.control_keep_s * 1e6))
         self._guards = guards or GuardBook()
         self._commands = CommandDesk(engine, incarnation, prompt_partitions, self.book)
         self._claims = ClaimDesk(engine, incarnation, self._commands, self._guards)

@@ -105,6 +105,7 @@ class WorkerLimits:
         pause_s: a loop that stood still longer has to prove that it still belongs to its group.
         commit_interval_s: least time between two commits of a partition.
         proof_retry_s: after how long an unanswered commit is tried again.
+        control_keep_s: how long commands and their answers are remembered: the retention of the control topic.
     """
 
     max_in_flight: int = 64
@@ -117,6 +118,7 @@ class WorkerLimits:
     pause_s: float = 1.5
     commit_interval_s: float = 0.5
     proof_retry_s: float = 5.0
+    control_keep_s: float = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)

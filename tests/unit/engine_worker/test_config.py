@@ -28,8 +28,10 @@ def test_defaults_and_names(tmp_path):
 
 
 def test_limits_reach_the_protocol(tmp_path):
-    limits = config(tmp_path, limits={"max_in_flight": 3, "handover_s": 1}, guards={"wait_s": 0.25}).limits
+    made = config(tmp_path, limits={"max_in_flight": 3, "handover_s": 1}, guards={"wait_s": 0.25})
+    limits = made.limits
     assert (limits.max_in_flight, limits.handover_s, limits.guard_wait_s) == (3, 1.0, 0.25)
+    assert limits.control_keep_s == made.plan.control_retention_ms / 1000
 
 
 def test_a_model_folder_is_looked_for_beside_the_file_and_a_name_is_left_alone(tmp_path):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from tests.unit.undercurrent.protocol.worker_bench import CLAIM, Bench, order
+from tests.unit.undercurrent.protocol.worker_bench import CLAIM, LIMITS, Bench, order
 from undercurrent.protocol.messages import (
     AbortCause,
     AckOutcome,
@@ -236,3 +238,16 @@ def test_what_comes_after_a_childs_final_is_answered_by_that_final():
     end(bench, key, 1, 1, "stop")
     bench.do(bench.core.command(order("r", name="late", index=1), bench.now))
     assert acks(bench) == [("all", AckOutcome.ALREADY), ("late", AckOutcome.TOO_LATE)]
+
+
+def test_a_worker_remembers_commands_no_longer_than_their_topic():
+    bench = Bench(replace(LIMITS, control_keep_s=60.0))
+    key = bench.start("r")
+    bench.do(bench.core.command(order("r"), bench.now))
+    bench.do(bench.core.command(order("of another worker", name="d"), bench.now))
+    end(bench, key, 0, 0, "abort")
+    assert acks(bench) == [("c", AckOutcome.APPLIED)]
+    bench.wait(59)
+    assert len(bench.core.book) > 0
+    bench.wait(2)
+    assert len(bench.core.book) == 0

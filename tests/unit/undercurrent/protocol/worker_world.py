@@ -347,7 +347,7 @@ class World(Logs):
         moved = worker.acks < len(self.acks)
         if moved:
             worker.acks += 1
-            worker.core.control_ack(self.acks[worker.acks - 1])
+            worker.core.control_ack(self.acks[worker.acks - 1], self.now)
         return moved
 
     def tick(self, worker: Worker) -> None:
