@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from engine_worker.children import kill_descendants
 from engine_worker.config import WorkerConfig, worker_config
 from engine_worker.driver import EngineDriver
-from engine_worker.intake import Offer
+from engine_worker.intake import Offer, finished_below
 from engine_worker.member import Member
 from engine_worker.observer import Observer
 from engine_worker.outbox import Item, Outbox
@@ -40,11 +40,12 @@ from undercurrent.kafka.client import Isolation
 from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.publisher import Publisher
 from undercurrent.kafka.reader import AssignedReader
-from undercurrent.kafka.records import Partition, Record
+from undercurrent.kafka.records import Partition
 from undercurrent.kafka.subscriber import GroupSubscriber
 from undercurrent.protocol.guards import GuardBook
 from undercurrent.protocol.messages import EngineStarted
 from undercurrent.protocol.worker import WorkerCore
+from undercurrent.protocol.worker_partition import Finished
 from undercurrent.service.health import HealthServer, Heartbeat
 from undercurrent.service.logging import LogFormat, setup_logging
 from undercurrent.service.metrics import EngineMetrics, PublisherMetrics
@@ -271,13 +272,14 @@ class Assembly:
         starts: dict[tuple[str, int], int] = dict(ends.items())
         return AssignedReader(self.config.kafka, starts, isolation=Isolation.READ_COMMITTED, lookup=self._lookup)
 
-    def _scan(self, where: Partition, end: int) -> Sequence[Record]:
-        """Return the prompts just below an offset."""
-        start = max(self._lookup.beginning([where])[where], end - self.config.own.limits.dedupe_prompts)
+    def _scan(self, where: Partition, end: int) -> Mapping[str, Finished]:
+        """Return the prompts below an offset that are inside the window in which a repeated id has to be found."""
+        since_ms = int(time.time() * 1000) - self.config.plan.dedupe_window_ms
+        start = self._lookup.at_time([where], since_ms)[where]
         if start >= end:
-            return []
+            return {}
         with AssignedReader(self.config.kafka, {where: start}, lookup=self._lookup) as reader:
-            return [record for record in reader.read_to_end(_SCAN_S) if record.offset < end]
+            return finished_below(end, reader.read_to_end(_SCAN_S))
 
     async def _end(self, parts: Parts, publisher: PublisherProcess | None) -> None:
         """Leave nothing behind: everything written is acknowledged, everything committed is committed."""

@@ -104,7 +104,6 @@ class LimitsSection(_Section):
         handover_s: how long in-flight requests may go on when their partition is asked back.
         shutdown_s: how long they may go on after SIGTERM.
         stream_end_timeout_s: a stream without an end for so long is declared lost.
-        dedupe_prompts: so many finished prompts of a partition are looked through for repeated ids when it is taken.
         stall_s: a worker with requests in flight and no step for so long is not ready.
     """
 
@@ -115,7 +114,6 @@ class LimitsSection(_Section):
     handover_s: Seconds = 5.0
     shutdown_s: Seconds = 20.0
     stream_end_timeout_s: Seconds = 10.0
-    dedupe_prompts: Annotated[int, Field(ge=0)] = 10_000
     stall_s: Annotated[float, Field(gt=0)] = 60.0
 
 
@@ -174,6 +172,7 @@ class WorkerConfig:
             unopened_timeout_s=min(1.0, given.stream_end_timeout_s),
             guard_wait_s=self.own.guards.wait_s,
             control_keep_s=self.plan.control_retention_ms / 1000,
+            dedupe_window_s=self.plan.dedupe_window_ms / 1000,
         )
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -12,6 +12,7 @@ from undercurrent.codec.framing import HEADER_BYTES
 from undercurrent.errors import DecodeError
 from undercurrent.kafka.records import Record
 from undercurrent.protocol.messages import PromptRequest, Sampling
+from undercurrent.protocol.worker_partition import Finished
 from undercurrent.protocol.worker_types import Defect, Prompt
 from undercurrent.topics import MAX_REQUEST_ID_BYTES, partition_of
 
@@ -82,6 +83,20 @@ def read_prompt(codec: Codec, record: Record, offer: Offer) -> Prompt | Defect:
 def content_hash_of(record: Record) -> bytes:
     """Return the SHA-256 of a prompt's body, without the frame around it."""
     return hashlib.sha256((record.value or b"")[HEADER_BYTES:]).digest()
+
+
+def finished_below(end: int, records: Iterable[Record]) -> dict[str, Finished]:
+    """Return the prompts below an offset by their ids; of a repeated id the first one, which the others repeat.
+
+    Args:
+        end: the offset.
+        records: of one partition, in its order.
+    """
+    found: dict[str, Finished] = {}
+    for record in records:
+        if record.key and record.offset < end:
+            found.setdefault(record.key.decode(errors="replace"), Finished(record.offset, content_hash_of(record)))
+    return found
 
 
 def objection(request: PromptRequest, offer: Offer) -> str | None:

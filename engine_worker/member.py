@@ -22,6 +22,7 @@ from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.records import Partition, Record
 from undercurrent.kafka.subscriber import CommitResult, GroupSubscriber, RebalanceHandler
 from undercurrent.protocol.epochs import LogRange, Position, begin, encode_metadata
+from undercurrent.protocol.worker_partition import Finished
 from undercurrent.service.health import Heartbeat
 
 logger = logging.getLogger(__name__)
@@ -35,8 +36,8 @@ _EPOCH_RETRY_S = 10.0
 class MemberListener(Protocol):
     """Hears on the loop's thread what becomes of the member's partitions."""
 
-    def on_acquired(self, partition: int, position: Position, past: Sequence[Record]) -> None:
-        """A partition's epoch is committed; it is paused until told otherwise."""
+    def on_acquired(self, partition: int, position: Position, past: Mapping[str, Finished]) -> None:
+        """A partition's epoch is committed; it is paused until told otherwise. `past` are finished prompts by id."""
 
     def on_prompts(self, epochs: Mapping[int, int], records: Sequence[Record]) -> None:
         """Prompts were fetched, under these epochs."""
@@ -86,7 +87,7 @@ class Member:
         generations: str,
         make_subscriber: Callable[[RebalanceHandler], GroupSubscriber],
         lookup: OffsetLookup,
-        scan: Callable[[Partition, int], Sequence[Record]],
+        scan: Callable[[Partition, int], Mapping[str, Finished]],
         post: Callable[[Callable[[], None]], None],
         listener: MemberListener,
         heartbeat: Heartbeat,

@@ -17,7 +17,7 @@ from typing import Any
 from engine_worker.config import WorkerConfig
 from engine_worker.deltas import DeltaBuffer, Origin
 from engine_worker.driver import EngineDriver
-from engine_worker.intake import Offer, content_hash_of, read_prompt
+from engine_worker.intake import Offer, read_prompt
 from engine_worker.member import Member
 from engine_worker.observer import Observer
 from engine_worker.outbox import Outbox
@@ -192,16 +192,11 @@ class EngineWorker:
 
     # From the member.
 
-    def on_acquired(self, partition: int, position: Position, past: Sequence[Record]) -> None:
+    def on_acquired(self, partition: int, position: Position, past: Mapping[str, Finished]) -> None:
         """A partition's epoch is committed."""
-        known = {
-            record.key.decode(errors="replace"): Finished(record.offset, content_hash_of(record))
-            for record in reversed(past)
-            if record.key
-        }
         self._paused[partition] = True
         self.parts.observer.acquired()
-        self._do(self.parts.core.acquired(partition, position, _now(), known))
+        self._do(self.parts.core.acquired(partition, position, _now(), past))
 
     def on_prompts(self, epochs: Mapping[int, int], records: Sequence[Record]) -> None:
         """Prompts were fetched."""

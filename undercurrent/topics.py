@@ -89,7 +89,8 @@ class TopicPlan:
         activations_retention_ms: of activations.
         control_retention_ms: of control.
         longest_generation_ms: longest time from a prompt's start to its final.
-        dedupe_window_ms: how far back a repeated request id is found.
+        dedupe_window_ms: how far back a repeated request id is found; prompts of so long are read again whenever a
+            partition changes hands, and remembered meanwhile.
         replication_factor: copies of each partition.
         activation_bytes: largest record batch of an activations topic.
     """
@@ -104,7 +105,7 @@ class TopicPlan:
     activations_retention_ms: int = DAY_MS
     control_retention_ms: int = DAY_MS
     longest_generation_ms: int = HOUR_MS
-    dedupe_window_ms: int = DAY_MS
+    dedupe_window_ms: int = HOUR_MS
     replication_factor: int = 1
     activation_bytes: int = 1_048_588
     extra: tuple[Topic, ...] = field(default=())

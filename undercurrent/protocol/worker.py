@@ -269,5 +269,6 @@ class WorkerCore(WorkerState):
             if owned.leaving is not None and now.mono_s >= owned.leave_at_s:
                 self._release_all(owned, owned.leaving, now)
             owned.expire(now)
+            owned.forget_old(now, self.limits.dedupe_window_s)
         self.book.expire(now.wall_us)
         return self._pump(now)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -12,8 +11,6 @@ from undercurrent.protocol.generations import GenerationsReader, RequestState
 from undercurrent.protocol.messages import Accepted, Outcome, ReleaseReason
 from undercurrent.protocol.worker_runs import Run
 from undercurrent.protocol.worker_types import Commit, Now, Prompt
-
-MAX_REMEMBERED = 100_000
 
 
 class Aborted(NamedTuple):
@@ -72,7 +69,10 @@ class OwnedPartition:
         self.leaving: ReleaseReason | None = None
         self.leave_at_s = 0.0
         self._full = False
-        self._remembered: OrderedDict[str, Finished] = OrderedDict(past or {})
+        # Finished prompts of this window, and of the one before it.
+        self._remembered: dict[str, Finished] = dict(past or {})
+        self._before: dict[str, Finished] = {}
+        self._window_from_s: float | None = None
         self._committed: tuple[int, str] | None = None
         self._commit_sent_s: float | None = None
         self._swept_to = position.offset
@@ -115,14 +115,15 @@ class OwnedPartition:
         state = self.reader.get(request_id)
         if state is not None and state.closed:
             return finished_of(state)
-        return self._remembered.get(request_id)
+        return self._remembered.get(request_id) or self._before.get(request_id)
 
     def remember(self, prompt: Prompt) -> None:
         """Note a prompt that was finished by an owner before, so that its id is known.
 
         One whose id belongs to an open prompt before it was only answered as that one's duplicate.
         """
-        if prompt.request_id not in self.offsets and self.progress.is_finished(prompt.offset):
+        known = prompt.request_id in self.offsets or prompt.request_id in self._before
+        if not known and self.progress.is_finished(prompt.offset):
             self._remembered.setdefault(prompt.request_id, Finished(prompt.offset, prompt.content_hash))
 
     def settle(self, request_id: str, offset: int) -> None:
@@ -139,6 +140,13 @@ class OwnedPartition:
         run = next((run for run in self.runs.values() if run.prompt.offset == offset), None)
         prompt = run.prompt if run else self.waiting.get(offset) or self.urgent.get(offset)
         return prompt.content_hash if prompt else b""
+
+    def forget_old(self, now: Now, window_s: float) -> None:
+        """Forget prompts that were finished longer ago than a window; none is that was within it."""
+        if self._window_from_s is None:
+            self._window_from_s = now.mono_s
+        elif now.mono_s - self._window_from_s >= window_s:
+            self._before, self._remembered, self._window_from_s = self._remembered, {}, now.mono_s
 
     def expire(self, now: Now) -> None:
         """Let waiting prompts whose deadline has passed end without an engine."""
@@ -183,8 +191,6 @@ class OwnedPartition:
             if state.closed:
                 self._remembered[state.request_id] = finished_of(state)
             self.reader.forget(state.request_id)
-        while len(self._remembered) > MAX_REMEMBERED:
-            self._remembered.popitem(last=False)
 
 
 def finished_of(state: RequestState) -> Finished:

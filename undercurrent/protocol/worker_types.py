@@ -105,6 +105,7 @@ class WorkerLimits:
         pause_s: a loop that stood still longer has to prove that it still belongs to its group.
         commit_interval_s: least time between two commits of a partition.
         proof_retry_s: after how long an unanswered commit is tried again.
+        dedupe_window_s: how long a finished prompt is remembered at least, so that a repeated id is found.
         control_keep_s: how long commands and their answers are remembered: the retention of the control topic.
     """
 
@@ -118,6 +119,7 @@ class WorkerLimits:
     pause_s: float = 1.5
     commit_interval_s: float = 0.5
     proof_retry_s: float = 5.0
+    dedupe_window_s: float = 3600.0
     control_keep_s: float = 86_400.0
 
 

@@ -32,6 +32,7 @@ def test_limits_reach_the_protocol(tmp_path):
     limits = made.limits
     assert (limits.max_in_flight, limits.handover_s, limits.guard_wait_s) == (3, 1.0, 0.25)
     assert limits.control_keep_s == made.plan.control_retention_ms / 1000
+    assert config(tmp_path, topics={"dedupe_window_ms": 5000}).limits.dedupe_window_s == 5.0
 
 
 def test_a_model_folder_is_looked_for_beside_the_file_and_a_name_is_left_alone(tmp_path):

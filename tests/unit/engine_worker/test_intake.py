@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine_worker.intake import Offer, read_prompt
+from engine_worker.intake import Offer, content_hash_of, finished_below, read_prompt
 from undercurrent.codec import Codec
 from undercurrent.codec.framing import HEADER_BYTES
 from undercurrent.kafka.records import Record
@@ -110,3 +110,14 @@ def test_a_record_in_the_wrong_partition_is_only_a_defect():
     found = read_prompt(CODEC, record(CODEC.encode(REQUEST), partition=wrong), OFFER)
     assert isinstance(found, Defect)
     assert found.kind == "bad_partition"
+
+
+def test_of_a_repeated_id_the_first_prompt_below_an_offset_is_known():
+    values = [CODEC.encode(replace(REQUEST, prompt=text)) for text in ("one", "two", "three")]
+    records = [
+        Record("prompts", 0, number, key, values[number % 3], 0, ())
+        for number, key in enumerate([b"r", None, b"r", b"s", b"t"])
+    ]
+    found = finished_below(4, iter(records))
+    assert {name: done.offset for name, done in found.items()} == {"r": 0, "s": 3}
+    assert found["r"].content_hash == content_hash_of(records[0])

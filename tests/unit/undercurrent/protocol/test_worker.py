@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from tests.unit.undercurrent.protocol.worker_bench import Bench
+from tests.unit.undercurrent.protocol.worker_bench import LIMITS, Bench
 from undercurrent.protocol.epochs import Position
 from undercurrent.protocol.guards import GuardBook
 from undercurrent.protocol.messages import (
@@ -17,6 +19,7 @@ from undercurrent.protocol.messages import (
     Outcome,
     ProbeHeartbeat,
 )
+from undercurrent.protocol.worker_partition import Finished
 from undercurrent.protocol.worker_types import (
     DeadLetter,
     Defect,
@@ -113,6 +116,23 @@ def test_a_second_prompt_of_an_id_is_answered_once_the_first_is_known(content_ha
     (answer,) = bench.published()
     assert (answer.kind.value, answer.prompt_offset, answer.attempt) == (kind, 1, 5)
     assert bench.core.unsettled == 1
+
+
+def test_a_finished_prompt_is_remembered_for_a_window_of_time_and_not_for_ever():
+    bench = Bench(replace(LIMITS, dedupe_window_s=60.0))
+    past = {name: Finished(number, b"h") for number, name in enumerate(["a", "b"])}
+    bench.do(bench.core.acquired(0, Position(offset=2, epoch=6, read_from=0), bench.now, past))
+    bench.do(bench.core.caught_up(0, 6, bench.now))
+
+    def again(request_id, offset):
+        prompt = Prompt(request_id=request_id, offset=offset, content_hash=b"h", points=("p",))
+        bench.do(bench.core.prompt(0, 6, prompt, bench.now))
+        return [type(message).__name__ for message in bench.published()]
+
+    bench.wait(70)
+    assert again("a", 2) == ["GenerationEvent"]
+    bench.wait(60)
+    assert again("b", 3) == ["Accepted"]
 
 
 def test_a_prompt_past_its_deadline_fails_without_running():
