@@ -3,7 +3,8 @@
     python -m benchmarks.overhead.load '{"model": ..., "ring": ..., "layers": [...]}'
 
 It answers each line `{"seconds": s, "concurrency": c, "tokens": t, "round": i}` on standard input with one line on
-standard output: tokens, requests, and the monotonic times of the first prompt and the last token.
+standard output: tokens, requests, and the monotonic times of the first prompt and the last token. With `"time_taps":
+true` the answer has the CPU time of the taps in the model, too; the clock then costs something itself.
 """
 
 from __future__ import annotations
@@ -65,6 +66,30 @@ async def visit(engine: VLLMEngine, task: dict[str, Any], *, captured: bool) -> 
     return {**counts, "started_s": started_s, "ended_s": time.monotonic()}
 
 
+def watch_taps(worker: Any) -> None:  # noqa: ANN401 - a vLLM worker
+    """Put a clock around every tap of a worker; runs inside it."""
+    from undercurrent.adapters.vllm.compat import runtime_of
+
+    spent = worker.undercurrent_tap_ns = [0]
+
+    def timed(hook: Any) -> Any:  # noqa: ANN401 - a torch hook
+        def run(module: Any, args: Any, output: Any) -> None:  # noqa: ANN401
+            began = time.thread_time_ns()
+            hook(module, args, output)
+            spent[0] += time.thread_time_ns() - began
+
+        return run
+
+    for handle in runtime_of(worker)._taps._hooks:  # noqa: SLF001 - nothing else needs to see them
+        hooks = handle.hooks_dict_ref()
+        hooks[handle.id] = timed(hooks[handle.id])
+
+
+def tap_ns(worker: Any) -> int:  # noqa: ANN401 - a vLLM worker
+    """Return the CPU time of a worker's taps since `watch_taps`; runs inside it."""
+    return int(worker.undercurrent_tap_ns[0])
+
+
 async def main() -> None:
     """Start the engine, say so, and serve visits until standard input ends."""
     settings = json.loads(sys.argv[1])
@@ -75,7 +100,13 @@ async def main() -> None:
     print(json.dumps({"ready": True, "versions": dict(engine.info.versions)}), flush=True)
     try:
         while line := await asyncio.to_thread(sys.stdin.readline):
-            print(json.dumps(await visit(engine, json.loads(line), captured=ring is not None)), flush=True)
+            task = json.loads(line)
+            if task["time_taps"]:
+                await engine.collective_rpc(watch_taps)
+            answer = await visit(engine, task, captured=ring is not None)
+            if task["time_taps"]:
+                answer["tap_us"] = (await engine.collective_rpc(tap_ns))[0] / 1000
+            print(json.dumps(answer), flush=True)
     finally:
         await engine.close()
 

@@ -5,8 +5,9 @@ Pure: requests, positions and counts in, arrays out. `tracker` decides when a pl
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -69,11 +70,11 @@ class Lane:
         streams: in row order, one per segment.
         counts: rows of each.
         rows: row of each position in the batch [n].
-        slots: batch slot of each row's request [n].
         head: the frame's prepared start.
         positions: view on it, int32 [n].
         tokens: view on it, int32 [n].
         first: first row where `rows` are contiguous, else -1.
+        end: row after the last, where they are.
         sent: steps whose frame was committed.
         last_sent: number of the plan's step (from 0) that was sent last.
     """
@@ -84,18 +85,22 @@ class Lane:
     counts: tuple[int, ...]
     last: tuple[int, ...]
     rows: npt.NDArray[np.int64]
-    slots: npt.NDArray[np.int64]
     head: bytearray
     positions: npt.NDArray[np.int32]
     tokens: npt.NDArray[np.int32]
     first: int
+    end: int
     sent: int = 0
     last_sent: int = 0
+    position_bytes: memoryview = field(init=False)
+    token_bytes: memoryview = field(init=False)
+    frame_bytes: int = field(init=False)
 
-    @property
-    def data_bytes(self) -> int:
-        """Bytes of its rows."""
-        return len(self.rows) * self.point.row_bytes
+    def __post_init__(self) -> None:
+        """Prepare what every step needs."""
+        self.position_bytes = self.positions.data.cast("B")
+        self.token_bytes = self.tokens.data.cast("B")
+        self.frame_bytes = len(self.head) + len(self.rows) * self.point.row_bytes
 
 
 @dataclass(slots=True)
@@ -104,8 +109,10 @@ class Plan:
 
     Args:
         engine_ids: the batch, in slot order.
+        rows: of the batch.
         starts: `query_start` of the batch, raw.
-        expected: positions computed before the next step, per slot int32; grows with each step.
+        expected: positions computed before the next step, the int32 of all slots read as one number.
+        one_each: what a step of one token a slot adds to it.
         lanes: the frames of a step.
         requests: requests with an order in this batch, and their tokens per step.
         base: positions at the plan's first step, for each of `requests`.
@@ -114,8 +121,10 @@ class Plan:
     """
 
     engine_ids: list[str]
+    rows: int
     starts: bytes
-    expected: npt.NDArray[np.int32]
+    expected: int
+    one_each: int
     lanes: tuple[Lane, ...]
     requests: tuple[tuple[Request, int], ...]
     base: tuple[int, ...]
@@ -136,10 +145,7 @@ class Plan:
         """Whether both send the same rows of the same streams."""
 
         def table(plan: Plan) -> list[tuple[object, ...]]:
-            return [
-                (x.point.name, tuple(s.number for s in x.streams), x.counts, x.rows.tobytes(), x.slots.tobytes())
-                for x in plan.lanes
-            ]
+            return [(x.point.name, tuple(s.number for s in x.streams), x.counts, x.rows.tobytes()) for x in plan.lanes]
 
         return table(self) == table(other)
 
@@ -150,44 +156,59 @@ class _Gather:
     def __init__(self, point: CapturePoint) -> None:
         self.point = point
         self.streams: list[Stream] = []
-        self.positions: list[npt.NDArray[np.int64]] = []
-        self.rows: list[npt.NDArray[np.int64]] = []
-        self.slots: list[int] = []
+        self.spans: list[range] = []  # positions
+        self.shifts: list[int] = []  # from a row to its position
+
+    def add(self, stream: Stream, span: range, shift: int) -> None:
+        """Take one stream's positions, `shift` above their rows."""
+        self.streams.append(stream)
+        self.spans.append(span)
+        self.shifts.append(shift)
 
     def lanes(self, number: int, max_rows: int) -> list[Lane]:
         """Return frames of at most `max_rows` rows each; a stream's rows may be split over two of them."""
         if not self.streams:
             return []
-        counts = np.array([len(part) for part in self.positions])
-        positions, rows = np.concatenate(self.positions), np.concatenate(self.rows)
+        counts = [len(span) for span in self.spans]
+        if max(counts) == 1:
+            positions = np.array([span.start for span in self.spans])
+        else:
+            positions = np.concatenate([np.arange(span.start, span.stop, span.step) for span in self.spans])
+        rows = positions - np.repeat(self.shifts, counts)
+        if len(rows) <= max_rows:
+            return [self._lane(number, self.streams, counts, positions, rows)]
         owners = np.repeat(np.arange(len(counts)), counts)
         out: list[Lane] = []
         for first in range(0, len(rows), max_rows):
             part = slice(first, first + max_rows)
-            out.append(self._lane(number + len(out), positions[part], rows[part], owners[part]))
+            present, part_counts = np.unique(owners[part], return_counts=True)
+            streams = [self.streams[owner] for owner in present]
+            out.append(self._lane(number + len(out), streams, part_counts.tolist(), positions[part], rows[part]))
         return out
 
     def _lane(
-        self, number: int, positions: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], owners: npt.NDArray[np.int64]
+        self,
+        number: int,
+        streams: Sequence[Stream],
+        counts: list[int],
+        positions: npt.NDArray[np.int64],
+        rows: npt.NDArray[np.int64],
     ) -> Lane:
-        present, part_counts = np.unique(owners, return_counts=True)
-        streams = tuple(self.streams[i] for i in present)
-        counts = tuple(int(c) for c in part_counts)
-        numbers = [stream.number for stream in streams]
-        head, positions_at, tokens_at = step_head(number, numbers, list(counts), self.point.row_bytes)
-        count = len(rows)
+        head, positions_at, tokens_at = step_head(number, [s.number for s in streams], counts, self.point.row_bytes)
+        count, first = len(rows), int(rows[0])
+        contiguous = int(rows[-1]) - first == count - 1
         lane = Lane(
             number=number,
-            last=tuple(int(positions[i - 1]) for i in np.cumsum(part_counts)),
+            last=tuple(positions[np.cumsum(counts) - 1].tolist()),
             point=self.point,
-            streams=streams,
-            counts=counts,
+            streams=tuple(streams),
+            counts=tuple(counts),
             rows=rows,
-            slots=np.array(self.slots, dtype=np.int64)[owners],
             head=head,
             positions=np.frombuffer(head, np.int32, count, positions_at),
             tokens=np.frombuffer(head, np.int32, count, tokens_at),
-            first=int(rows[0]) if int(rows[-1] - rows[0]) == count - 1 else -1,
+            first=first if contiguous else -1,
+            end=first + count if contiguous else -1,
         )
         lane.positions[:] = positions
         return lane
@@ -234,24 +255,25 @@ def build_plan(
             if steady and valid_for > 1:
                 valid_for = min(valid_for, _holds_for(stream.point, start, request.prompt_len))
             if wanted:
-                positions = np.arange(wanted.start, wanted.stop, wanted.step, dtype=np.int64)
-                gather = gathers[stream.point.name]
-                gather.streams.append(stream)
-                gather.positions.append(positions)
-                gather.rows.append(positions - (start - row))
-                gather.slots.append(slot)
+                gathers[stream.point.name].add(stream, wanted, start - row)
     lanes: list[Lane] = []
     for gather in gathers.values():
         lanes += gather.lanes(number + len(lanes), max_rows[gather.point.name])
     return Plan(
         engine_ids=list(engine_ids),
+        rows=int(starts[-1]),
         starts=starts.tobytes(),
-        expected=np.array(computed, dtype=np.int32),
+        expected=_as_number(computed),
+        one_each=_as_number(np.ones(len(engine_ids), np.int32)),
         lanes=tuple(lanes),
         requests=tuple(present),
         base=tuple(base),
         valid_for=valid_for,
     )
+
+
+def _as_number(values: IntArray) -> int:
+    return int.from_bytes(values.tobytes(), sys.byteorder)
 
 
 def _holds_for(point: CapturePoint, start: int, prompt_len: int) -> int:

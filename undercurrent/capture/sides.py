@@ -97,7 +97,8 @@ class RingWriter:
         Raises:
             RingError: the payload can never fit.
         """
-        self._check_size(size)
+        if size > self.max_payload:
+            self._check_size(size)
         # What waits came first; a data frame must not overtake it.
         waiting = self._pending and (self._cursor != self._head or not self._flush())
         offset = -1 if waiting else self._place(kind, size, self._reserve)
@@ -202,21 +203,22 @@ class RingWriter:
 
     def _place(self, kind: int, size: int, keep: int) -> int:
         """Write a frame's head and return its payload's offset, or -1 if `keep` bytes would not stay free."""
-        total = aligned(FRAME_HEAD_BYTES + size)
-        start = self._cursor % self._capacity
-        rest = self._capacity - start
+        total = (FRAME_HEAD_BYTES + size + ALIGNMENT - 1) & -ALIGNMENT
+        cursor, capacity = self._cursor, self._capacity
+        start = cursor % capacity
+        rest = capacity - start
         need = total if total <= rest else rest + total
-        limit = self._capacity - keep
-        if self._cursor + need - self._tail > limit:
+        limit = capacity - keep
+        if cursor + need - self._tail > limit:
             self._tail = self._words[W_TAIL]
             _fence()
-            if self._cursor + need - self._tail > limit:
+            if cursor + need - self._tail > limit:
                 return -1
         if need != total:
             _FRAME_HEAD.pack_into(self.data, start, _FRAME_MAGIC, PAD, rest - FRAME_HEAD_BYTES)
             start = 0
         _FRAME_HEAD.pack_into(self.data, start, _FRAME_MAGIC, kind, size)
-        self._cursor += need
+        self._cursor = cursor + need
         self._frames += 1
         return start + FRAME_HEAD_BYTES
 

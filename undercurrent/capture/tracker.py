@@ -7,22 +7,24 @@ An engine calls, from one thread:
     tracker.close(...)      when a request has ended
 
 In a steady decode (same requests, one token each) a step compares two small byte strings, copies positions and token
-ids into a prepared head, and copies rows: no per-request Python. Everything else, such as a prefill chunk, a request
-that comes, goes or was preempted, or a selector that changes its mind, builds a new plan. With `check_plans` every
-step builds one and compares it with the one it would have used; the test-suite runs that way.
+ids into a prepared head, and copies rows: no per-request Python, and no NumPy where the rows are contiguous. Everything
+else, such as a prefill chunk, a request that comes, goes or was preempted, or a selector that changes its mind, builds
+a new plan. With `check_plans` every step builds one and compares it with the one it would have used; the test-suite
+runs that way.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from undercurrent.capture.frames import STEP_HEAD, STEP_STAMP, Close, Drop, Fault, FrameKind, Loss, Open, encode
-from undercurrent.capture.plan import IntArray, Lane, Plan, Request, Stream, build_plan
+from undercurrent.capture.plan import Lane, Plan, Request, Stream, build_plan
 from undercurrent.capture.points import CapturePoint, Order, TapGroup, tap_groups
 from undercurrent.capture.sides import RingWriter
 from undercurrent.errors import CaptureError
@@ -37,19 +39,34 @@ _MAX_DETAIL = 500
 class Batch:
     """The batch of one step. The arrays may be longer than needed, and live views: they are read during `step` alone.
 
+    An engine whose arrays stay where they are keeps one of these and sets `step`, `rows` and `engine_ids`.
+
     Args:
         step: number of the step, growing.
+        rows: of this step.
         engine_ids: the requests, in slot order [n].
         computed: positions computed before this step, int32 [>= n].
         starts: first row of each slot, and the row after the last, int32 [>= n + 1].
-        token_ids: input token id of each row, int32.
+        token_ids: input token id of each row, int32 [>= rows].
     """
 
     step: int
+    rows: int
     engine_ids: list[str]
-    computed: IntArray
-    starts: IntArray
-    token_ids: IntArray
+    computed: npt.NDArray[np.int32]
+    starts: npt.NDArray[np.int32]
+    token_ids: npt.NDArray[np.int32]
+    # The same memory as bytes: after a forward pass the caches hold none of our code, and to slice, compare and copy
+    # bytes takes far less of it than NumPy's dispatch does.
+    computed_bytes: memoryview = field(init=False)
+    starts_bytes: memoryview = field(init=False)
+    token_bytes: memoryview = field(init=False)
+
+    def __post_init__(self) -> None:
+        """View the arrays as bytes."""
+        self.computed_bytes = self.computed.data.cast("B")
+        self.starts_bytes = self.starts.data.cast("B")
+        self.token_bytes = self.token_ids.data.cast("B")
 
 
 class Tracker:
@@ -243,16 +260,14 @@ class Tracker:
         if not self._requests:
             self._writer.commit()
             return
-        count = len(batch.engine_ids)
-        plan = self._current(batch.engine_ids, batch.computed[:count], batch.starts[: count + 1])
+        plan = self._current(batch)
         # What was lost must be declared before anything else of its stream is written.
         full = bool(self._losses) and not self._declare_losses(wait=False)
         lost: set[str] = set()
         for lane in plan.lanes:
             name = lane.point.name
             if plan.steps:
-                # A steady plan has one row per slot: its position is what the slot had computed before.
-                np.take(batch.computed, lane.slots, out=lane.positions, mode="clip")
+                self._advance(lane, batch)
             if lane.point.group in stale:
                 self._lose(lane, "stale_tap")
             elif full or name in lost or not self._emit(lane, batch, now_us):
@@ -260,28 +275,44 @@ class Tracker:
                 lost.add(name)
         self._commit()
         plan.steps += 1
-        plan.expected += 1
+        plan.expected += plan.one_each
 
-    def _current(self, engine_ids: list[str], computed: IntArray, starts: IntArray) -> Plan:
+    def _current(self, batch: Batch) -> Plan:
         plan = self._plan
+        size = 4 * len(batch.engine_ids)
         if (
             plan is not None
             and plan.steps < plan.valid_for
-            and plan.expected.tobytes() == computed.tobytes()
-            and plan.starts == starts.tobytes()
-            and plan.engine_ids == engine_ids
+            and plan.rows == batch.rows
+            and plan.expected == int.from_bytes(batch.computed_bytes[:size], sys.byteorder)
+            and plan.starts == batch.starts_bytes[: size + 4].tobytes()
+            and plan.engine_ids == batch.engine_ids
         ):
-            if self._check_plans and not plan.same_rows(self._build(engine_ids, computed, starts)):
+            if self._check_plans and not plan.same_rows(self._build(batch)):
                 raise CaptureError("the plan in use differs from the one this step needs")
             return plan
         self._retire()
-        self._plan = self._build(engine_ids, computed, starts)
+        self._plan = self._build(batch)
         self._lanes += len(self._plan.lanes)
         return self._plan
 
-    def _build(self, engine_ids: list[str], computed: IntArray, starts: IntArray) -> Plan:
+    def _build(self, batch: Batch) -> Plan:
+        count = len(batch.engine_ids)
+        starts = batch.starts[: count + 1]
+        if starts[0] != 0 or starts[count] != batch.rows:
+            raise CaptureError(f"a batch of {count} requests does not cover the {batch.rows} rows of its step")
         points = tuple(self._points.values())
-        return build_plan(self._lanes, engine_ids, computed, starts, self._requests, points, self._max_rows)
+        computed = batch.computed[:count]
+        return build_plan(self._lanes, batch.engine_ids, computed, starts, self._requests, points, self._max_rows)
+
+    @staticmethod
+    def _advance(lane: Lane, batch: Batch) -> None:
+        """Set the positions of a later step: one row a slot, whose position is what the slot had computed before."""
+        if lane.first >= 0:
+            lane.position_bytes[:] = batch.computed_bytes[4 * lane.first : 4 * lane.end]
+        else:
+            # mode="clip": with "raise" NumPy gathers into a buffer of its own first.
+            batch.computed.take(lane.rows, out=lane.positions, mode="clip")
 
     def _retire(self) -> None:
         if self._plan is not None:
@@ -290,23 +321,22 @@ class Tracker:
 
     def _emit(self, lane: Lane, batch: Batch, now_us: int) -> bool:
         """Write a lane's frame; return whether there was room."""
-        head, row_bytes = lane.head, lane.point.row_bytes
-        head_bytes, data_bytes = len(head), len(lane.rows) * row_bytes
-        at = self._writer.reserve(FrameKind.STEP, head_bytes + data_bytes)
+        head, size = lane.head, lane.frame_bytes
+        at = self._writer.reserve(FrameKind.STEP, size)
         if at < 0 and lane.point.blocks:
-            at = self._wait(head_bytes + data_bytes)
+            at = self._wait(size)
         if at < 0:
             return False
+        ring, row_bytes, data_at, end = self._ring, lane.point.row_bytes, at + len(head), at + size
         STEP_STAMP.pack_into(head, 0, batch.step, now_us)
-        # mode="clip": with "raise" NumPy gathers into a buffer of its own first.
-        np.take(batch.token_ids, lane.rows, out=lane.tokens, mode="clip")
-        data_at = at + head_bytes
-        self._ring[at:data_at] = head
         if lane.first >= 0:
-            first = lane.first * row_bytes
-            self._ring[data_at : data_at + data_bytes] = self._views[lane.point.group][first : first + data_bytes]
+            lane.token_bytes[:] = batch.token_bytes[4 * lane.first : 4 * lane.end]
+            ring[at:data_at] = head
+            ring[data_at:end] = self._views[lane.point.group][lane.first * row_bytes : lane.end * row_bytes]
         else:
-            target = self._ring_bytes[data_at : data_at + data_bytes].reshape(-1, row_bytes)
+            batch.token_ids.take(lane.rows, out=lane.tokens, mode="clip")
+            ring[at:data_at] = head
+            target = self._ring_bytes[data_at:end].reshape(-1, row_bytes)
             np.take(self._buffers[lane.point.group], lane.rows, axis=0, out=target, mode="clip")
         self._uncommitted.append(lane)
         return True

@@ -259,6 +259,7 @@ class FakeEngine:
                     row += 1
         batch = Batch(
             step=self._steps,
+            rows=len(token_ids),
             engine_ids=[child.engine_id for child in self._batch],
             computed=np.array([child.computed for child in self._batch], np.int32),
             starts=starts,

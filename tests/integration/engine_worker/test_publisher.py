@@ -80,7 +80,7 @@ class Scene:
             self.steps += 1
             self.buffer[0] = np.frombuffer(rows[i].tobytes(), np.uint8)
             self.tracker.step(
-                Batch(step=self.steps, engine_ids=[request], computed=np.array([first + i], np.int32),
+                Batch(step=self.steps, rows=1, engine_ids=[request], computed=np.array([first + i], np.int32),
                       starts=np.array([0, 1], np.int32), token_ids=np.array([i], np.int32))
             )  # fmt: skip
         return rows

@@ -144,6 +144,7 @@ class RunnerV1:
 
     def __init__(self, runner: Any) -> None:  # noqa: ANN401 - vLLM's model runner
         self._runner = runner
+        self._batch: Batch | None = None
         try:
             arrays = (
                 runner.query_start_loc.np,
@@ -203,12 +204,21 @@ class RunnerV1:
         Raises:
             CaptureError: what the runner says does not fit together.
         """
-        input_batch = self._runner.input_batch
-        ids = input_batch.req_ids
-        starts = self._runner.query_start_loc.np
-        if len(ids) != input_batch.num_reqs or starts[0] != 0 or starts[len(ids)] != rows:
-            raise CaptureError(f"a batch of {len(ids)} requests does not cover the {rows} rows of its step")
-        return Batch(step, ids, input_batch.num_computed_tokens_cpu, starts, self._runner.input_ids.np)
+        runner, batch = self._runner, self._batch
+        input_batch = runner.input_batch
+        ids, computed = input_batch.req_ids, input_batch.num_computed_tokens_cpu
+        starts, token_ids = runner.query_start_loc.np, runner.input_ids.np
+        if len(ids) != input_batch.num_reqs:
+            raise CaptureError(f"{len(ids)} request ids stand in a batch of {input_batch.num_reqs} requests")
+        if (
+            batch is None
+            or batch.computed is not computed
+            or batch.starts is not starts
+            or batch.token_ids is not token_ids
+        ):
+            self._batch = batch = Batch(step, rows, ids, computed, starts, token_ids)
+        batch.step, batch.rows, batch.engine_ids = step, rows, ids
+        return batch
 
     def dummy_run(self, token_ids: np.ndarray) -> None:
         """Run the model's forward pass on some token ids, without requests and without a KV cache.

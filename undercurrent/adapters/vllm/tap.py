@@ -107,6 +107,9 @@ class TapSet:
             )
         self._width = width
         self._shape: torch.Size | None = None
+        self._rows_shape = torch.Size((0, width))
+        self._targets: list[torch.Tensor] = []
+        self._number = 0
         self.error: Exception | None = None
         count = sum(len(group.layers) for group in groups)
         self._stamps = torch.zeros(count, dtype=torch.int64, device=device)
@@ -127,9 +130,14 @@ class TapSet:
                 self.taps.append(Tap(group, slot, layer, module, buffer[:, index, :], self._stamps[slot], mode))
         self._stamps_host = self._stamps if device.type == "cpu" else torch.zeros(count, dtype=torch.int64)
         self._stamp_array: npt.NDArray[np.int64] = self._stamps_host.numpy()
+        # On the host itself the stamps and the step's number are plain memory, and taps need no dispatcher.
+        self._on_host = device.type == "cpu"
+        self._stamp_words = memoryview(self._stamp_array)
+        self._rows = 0
         self._fresh = b""
         self._op = tap_op()
-        self._hooks = [tap.module.register_forward_hook(self._hook(tap)) for tap in self.taps]
+        make = self._host_hook if self._on_host else self._hook
+        self._hooks = [tap.module.register_forward_hook(make(tap)) for tap in self.taps]
 
     def rows_as_bytes(self) -> dict[TapGroup, npt.NDArray[np.uint8]]:
         """Return the host's view of each group's buffer, uint8 [max rows, row bytes]."""
@@ -142,9 +150,15 @@ class TapSet:
             step: its number, above 0.
             rows: that it has; a module that computes another number of rows is not believed.
         """
-        self._step.fill_(step)
+        if not self._on_host:
+            self._step.fill_(step)
+        self._number = step
         self._fresh = step.to_bytes(8, sys.byteorder) * len(self.taps)
-        self._shape = torch.Size((rows, self._width))
+        if rows != self._rows:
+            self._rows = rows
+            self._rows_shape = torch.Size((rows, self._width))
+            self._targets = [tap.out[:rows] for tap in self.taps]
+        self._shape = self._rows_shape
         self.error = None
 
     def disarm(self) -> None:
@@ -167,7 +181,7 @@ class TapSet:
             self._stamps_host.copy_(self._stamps)
             for group, buffer in self._buffers.items():
                 self._mirrors[group][:rows].copy_(buffer[:rows])
-        if self._stamp_array.tobytes() == self._fresh:
+        if self._stamp_words.tobytes() == self._fresh:
             return frozenset()
         return frozenset(tap.group for tap in self.taps if self._stamp_array[tap.slot] != step)
 
@@ -185,6 +199,27 @@ class TapSet:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+
+    def _host_hook(self, tap: Tap) -> Callable[..., None]:
+        slot, words = tap.slot, self._stamp_words
+
+        def hook(_module: torch.nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401 - any module's output
+            shape = self._shape
+            if shape is None:
+                return
+            try:
+                first = output[0] if isinstance(output, tuple) else output
+                if first.shape == shape:
+                    if tap.mode == SUM:
+                        torch.add(first, output[1], out=self._targets[slot])
+                    else:
+                        self._targets[slot].copy_(first)
+                    words[slot] = self._number
+            # As in `_hook`.
+            except Exception as exc:
+                self.error = exc
+
+        return hook
 
     def _hook(self, tap: Tap) -> Callable[..., None]:
         op, out, stamp, step = self._op, tap.out, tap.stamp, self._step

@@ -97,7 +97,7 @@ class Sim:
                     buffer[len(tokens)] = truth(job, position, group.layers).view(np.uint8).reshape(-1)
                 tokens.append(job.number * 1000 + position)
         token_ids = np.array(tokens + [-1] * (MAX_ROWS - len(tokens)), np.int32)
-        self.tracker.step(Batch(self.steps, names, computed, starts, token_ids), stale)
+        self.tracker.step(Batch(self.steps, len(tokens), names, computed, starts, token_ids), stale)
         for name in names:
             job = by_name[name]
             job.computed += counts[name]
@@ -213,7 +213,7 @@ def run(sim, data, *, drain):
     assert not running
     for _ in range(50):
         sim.read()
-        sim.tracker.step(Batch(sim.steps, [], np.zeros(0, np.int32), np.zeros(1, np.int32), np.zeros(0, np.int32)))
+        sim.tracker.step(Batch(sim.steps, 0, [], np.zeros(0, np.int32), np.zeros(1, np.int32), np.zeros(0, np.int32)))
 
 
 @given(jobs(), st.data())
@@ -366,6 +366,9 @@ def test_a_blocking_point_waits_for_its_reader_and_loses_nothing():
         stop.set()
         thread.join(30)
     try:
+        sim.read()
+        # An end that found no room waits in the writer for the next step.
+        sim.tracker.idle(sim.steps + 1)
         sim.read()
         sim.check(lossless=True)
         assert sim.ring.stats().full_events > 0

@@ -124,13 +124,20 @@ def test_a_tap_that_does_not_fire_is_refused():
         check(model, parts, taps)
 
 
-def test_a_tap_that_copies_something_else_is_refused():
+def test_a_tap_that_copies_something_else_is_refused(monkeypatch):
     model, parts, taps = build("fused", ("mlp_out",))
-    taps.taps[0].out, taps.taps[1].out = taps.taps[1].out, taps.taps[0].out
+    arm = taps.arm
+
+    def arm_crossed(step, rows):
+        arm(step, rows)
+        taps._targets = [tap.out[:rows] for tap in reversed(taps.taps)]
+
+    monkeypatch.setattr(taps, "arm", arm_crossed)
     with pytest.raises(CaptureError, match="copied something else"):
         check(model, parts, taps)
 
 
+@torch.inference_mode()
 def test_a_disarmed_tap_copies_nothing_and_a_wrong_row_count_is_stale():
     model, _, taps = build("fused", ("mlp_out", "final_norm"))
     ids = torch.zeros(4, dtype=torch.long)
