@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 
 from undercurrent.codec import Codec
 from undercurrent.errors import (
-    AbortableTransactionError,
     FencedError,
     RetriableTransactionError,
+    StrandedError,
     TransactionError,
     UnreachableError,
 )
@@ -22,6 +22,7 @@ from undercurrent.protocol.messages import ProbeHeartbeat
 
 logger = logging.getLogger(__name__)
 
+_AGAIN_S = 0.02
 _HEADER_ROOM_BYTES = 16 * 1024
 _DETAIL_CHARS = 2000
 
@@ -148,12 +149,14 @@ class Transactor:
                 call()
             except RetriableTransactionError as exc:
                 if time.monotonic() >= deadline:
-                    raise AbortableTransactionError(f"undecided for {self._deadline_s:g} s: {exc}") from exc
+                    # Nor can it be aborted: that would only conflict with the call that is still under way.
+                    raise StrandedError(f"undecided for {self._deadline_s:g} s: {exc}") from exc
+                time.sleep(_AGAIN_S)  # some of these errors come at once
             else:
                 return
 
     def _give_up(self, writer: TransactionalWriter, cause: TransactionError) -> None:
-        if not isinstance(cause, FencedError):
+        if not isinstance(cause, FencedError | StrandedError):
             try:
                 self._until(writer.abort)
             except TransactionError as exc:

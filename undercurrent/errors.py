@@ -20,7 +20,8 @@
     ├── TransactionError         a Kafka transaction did not go through
     │   ├── RetriableTransactionError  the same call may be made again
     │   ├── AbortableTransactionError  the transaction must be aborted, the writer lives on
-    │   └── FencedError                another writer took over, or this one is beyond use
+    │   ├── FencedError                another writer took over, or this one is beyond use
+    │   └── StrandedError              this writer gets no answer; another one can go on
     ├── CaptureError             activations cannot be captured
     │   └── RingError            the shared-memory ring is unusable
     ├── EngineError              an engine refuses a request or died
@@ -147,6 +148,10 @@ class AbortableTransactionError(TransactionError):
 
 class FencedError(TransactionError):
     """Another writer took over the transactional id, or this writer is beyond use; it must be closed."""
+
+
+class StrandedError(TransactionError):
+    """This writer gets no answer any more, though its cluster may; close it, and another one can go on in its place."""
 
 
 class CaptureError(ProbingError):

@@ -134,6 +134,7 @@ class TopicAdmin:
         try:
             metadata = self._client().list_topics(timeout=self._timeout_s).topics
         except KafkaException as exc:
+            self._admin = None  # it may have lost its brokers for good
             raise UnreachableError(f"topics cannot be listed: {reason_of(exc)}") from exc
         present = {
             name: topic for name, topic in metadata.items() if name in wanted and not topic.error and topic.partitions
@@ -256,8 +257,11 @@ class TopicAdmin:
             kind: Callable[[str], Exception] = (
                 UnreachableError if error is None or error.name().startswith("_") else TopicError
             )
+            if kind is UnreachableError:
+                self._admin = None
             raise kind(f"{what}: {reason_of(exc)}") from exc
         except FutureTimeoutError as exc:
+            self._admin = None
             raise UnreachableError(f"{what}: no answer in {self._timeout_s:g} s") from exc
 
     def _client(self) -> Any:  # noqa: ANN401 - the stub of AdminClient leaves out the keyword arguments used here

@@ -25,6 +25,7 @@ from undercurrent.kafka.settings import RESERVED, KafkaSettings
 __all__ = [
     "RESERVED",
     "Assignor",
+    "ClientLog",
     "Cluster",
     "Isolation",
     "KafkaSettings",
@@ -48,6 +49,8 @@ Config = dict[str, Any]
 _DEFAULTS: Mapping[str, Any] = {
     "reconnect.backoff.max.ms": 1000,
     "socket.keepalive.enable": True,
+    # Said although it is the default: a producer comes back by it when its cluster listed no broker for a moment.
+    "metadata.recovery.strategy": "rebootstrap",
 }
 
 _WRITES: Mapping[str, Any] = {
@@ -126,7 +129,8 @@ def transactional_producer_config(
     # A transaction that follows another at once is told to wait for it: with librdkafka's 100 ms it waits that long.
     defaults = {**_DEFAULTS, "linger.ms": 1, "compression.type": "lz4", "retry.backoff.ms": 10}
     # When every broker is down, librdkafka 2.16 starts over from the bootstrap addresses and forgets requests under
-    # way: a transactional call that waits for one then waits for ever, whatever its timeout.
+    # way: a transactional call that waits for one then waits for ever, whatever its timeout. Without it a client that
+    # lost its brokers stays without: see `StrandedError`.
     defaults["metadata.recovery.strategy"] = "none"
     fixed = {
         **_WRITES,
@@ -237,7 +241,7 @@ def ping(settings: KafkaSettings, timeout_s: float = 10.0) -> Cluster:
     """
     deadline = time.monotonic() + timeout_s
     heard: list[str] = []
-    quiet = _ClientLog(most=logging.DEBUG)  # what it says ends up in the exception
+    quiet = ClientLog(most=logging.DEBUG)  # what it says ends up in the exception
     config = {**admin_config(settings), "error_cb": lambda error: heard.append(error.str()), "logger": quiet}
     try:
         client = AdminClient(config)
@@ -270,7 +274,7 @@ def reason_of(exc: BaseException) -> str:
     return f"{error.str().strip()} [{error.name()}]" if error is not None else str(exc)
 
 
-class _ClientLog:
+class ClientLog:
     """What librdkafka logs, as records of `undercurrent.kafka.client`.
 
     Args:
@@ -292,7 +296,7 @@ class _ClientLog:
 
 
 def _callbacks() -> Config:
-    return {"logger": _ClientLog(), "error_cb": _log_error}
+    return {"logger": ClientLog(), "error_cb": _log_error}
 
 
 def _log_error(error: KafkaError) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from confluent_kafka import KafkaError
 
+TIMED_OUT = KafkaError._TIMED_OUT
 END_OF_PARTITION = KafkaError._PARTITION_EOF
 
 OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._NO_OFFSET})

@@ -1,6 +1,8 @@
 """Where logs begin and end, asked through a client of its own.
 
 A client that fetches answers such questions late and from its own view: the fetching client and the asking one are two.
+A client that did not answer is not asked again: the next question gets a new one, since the old one may have lost its
+brokers for good (see `undercurrent.kafka.stranding`).
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ class OffsetLookup:
             # All topics, not this one: asking for one by name makes a broker create it that may create topics.
             metadata = self._client().list_topics(timeout=self._timeout_s).topics.get(topic)
         except KafkaException as exc:
+            self._admin = None
             raise UnreachableError(f"partitions of {topic!r}: {reason_of(exc)}") from exc
         if metadata is None or metadata.error is not None or not metadata.partitions:
             raise TopicError(f"there is no topic {topic!r}")
@@ -91,9 +94,9 @@ class OffsetLookup:
         self, question: dict[TopicPartition, OffsetSpec], isolation: Isolation, deadline: float
     ) -> dict[Partition, int] | None:
         """Return the answer, or None when the question should be asked again."""
-        futures = self._client().list_offsets(
-            question, isolation_level=_LEVELS[isolation], request_timeout=self._timeout_s
-        )
+        # Held to the end: another thread may give the client up, and what it was asked would have no answer.
+        admin = self._client()
+        futures = admin.list_offsets(question, isolation_level=_LEVELS[isolation], request_timeout=self._timeout_s)
         answer: dict[Partition, int] = {}
         for where, future in futures.items():
             partition = Partition(where.topic, where.partition)
@@ -110,13 +113,17 @@ class OffsetLookup:
                     return None
                 if error is not None and error.name() in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_PARTITION"):
                     raise TopicError(f"there is no partition {partition}") from exc
+                self._admin = None
                 raise UnreachableError(f"offsets of {partition}: {reason_of(exc)}") from exc
             except TimeoutError as exc:
+                self._admin = None
                 raise UnreachableError(f"offsets of {partition}: no answer in {self._timeout_s:g} s") from exc
         return answer
 
     def _client(self) -> AdminClient:
         # A forked child must not use its parent's client; it makes its own.
-        if self._admin is None or self._pid != os.getpid():
-            self._admin, self._pid = make_admin(self._settings), os.getpid()
-        return self._admin
+        admin = self._admin
+        if admin is None or self._pid != os.getpid():
+            admin = make_admin(self._settings)
+            self._admin, self._pid = admin, os.getpid()
+        return admin

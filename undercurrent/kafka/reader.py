@@ -11,10 +11,14 @@
 
 `add` also moves a partition that is already assigned. One thread uses a reader; only `end_offsets` and
 `beginning_offsets` may be asked from anywhere, since another client answers them.
+
+A client that is stranded (see `undercurrent.kafka.stranding`) is replaced inside `poll_batch`: reading goes on where it
+stood.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,11 +31,14 @@ from undercurrent.kafka.events import PartitionEvent, event_of
 from undercurrent.kafka.fetching import poll_messages
 from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.records import Partition, Record, client_partition, record_of
+from undercurrent.kafka.stranding import Watch, abandon
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from confluent_kafka import Consumer, KafkaError, Message
+
+logger = logging.getLogger(__name__)
 
 
 class AssignedReader:
@@ -58,6 +65,7 @@ class AssignedReader:
         self._positions = {Partition(*where): offset for where, offset in (starts or {}).items()}
         self._events: list[PartitionEvent] = []
         self._consumer: Consumer | None = None
+        self._watch = Watch()
         self._pid = 0
 
     def __enter__(self) -> Self:
@@ -95,7 +103,10 @@ class AssignedReader:
         Raises:
             UnreachableError: the client is beyond use.
         """
-        return self._sort(poll_messages(self._client(), max_records, timeout_s))
+        records = self._sort(poll_messages(self._client(), max_records, timeout_s))
+        if self._watch.stranded:
+            self._replace()
+        return records
 
     def take_events(self) -> list[PartitionEvent]:
         """Return the problems of partitions since the last call."""
@@ -144,7 +155,9 @@ class AssignedReader:
 
     def _client(self) -> Consumer:
         if self._consumer is None:
-            self._consumer = make_consumer(reader_config(self._settings, isolation=self._isolation))
+            self._watch = Watch()
+            config = {**reader_config(self._settings, isolation=self._isolation), **self._watch.config()}
+            self._consumer = make_consumer(config)
             self._pid = os.getpid()
             if self._positions:
                 starts = [client_partition(where, offset) for where, offset in self._positions.items()]
@@ -152,6 +165,16 @@ class AssignedReader:
         elif self._pid != os.getpid():
             raise ConfigError("a Kafka client was carried over a fork; create the reader in the process that uses it")
         return self._consumer
+
+    def _replace(self) -> None:
+        stranded, self._consumer = self._consumer, None
+        if stranded is not None:
+            logger.warning(
+                "a reader of %d partitions lost its brokers for good: it goes on with a new client",
+                len(self._positions),
+            )
+            abandon(stranded)
+        self._client()
 
     def _sort(self, messages: list[Message]) -> list[Record]:
         records: list[Record] = []

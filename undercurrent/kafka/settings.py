@@ -37,6 +37,7 @@ RESERVED: Mapping[str, str] = {
     "group.instance.id": "each application has a setting of its own for it",
     "group.protocol": "each application has a setting of its own for it",
     "isolation.level": "each reader has the one that its guarantees need",
+    "metadata.recovery.strategy": "each kind of client has the one with which it finds its brokers again",
     "partition.assignment.strategy": "each application has a setting of its own for it",
     "partitioner": "every writer must place a key where Java's clients would: 'murmur2_random'",
     "transactional.id": "each application has a setting of its own for it",

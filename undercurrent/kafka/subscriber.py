@@ -15,6 +15,10 @@ One thread polls, and only that thread may use a subscriber: the callbacks run i
 commit anywhere else could name a partition that is being taken away at that moment. The broker fences members, not
 owners: a live member *can* commit a partition that it lost. Hence `commit` is the one way to commit, and drops what is
 not assigned when it is called.
+
+A client that is stranded (see `undercurrent.kafka.stranding`) is replaced inside `poll_batch`: the handler is told that
+its partitions are lost, commits under way count as failed, and the new client joins the group as a new member. It gets
+partitions when the session of the old one is over, as after a crash.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from confluent_kafka import KafkaException
 
@@ -31,6 +35,7 @@ from undercurrent.errors import CommitError, ProbingError, UnreachableError
 from undercurrent.kafka import codes
 from undercurrent.kafka.client import (
     Assignor,
+    ClientLog,
     Isolation,
     KafkaSettings,
     error_of,
@@ -41,6 +46,7 @@ from undercurrent.kafka.client import (
 from undercurrent.kafka.events import PartitionEvent
 from undercurrent.kafka.fetching import Fetching
 from undercurrent.kafka.records import Partition, Record, client_partition
+from undercurrent.kafka.stranding import Watch, abandon
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -75,6 +81,38 @@ class CommitResult:
     retriable: bool
 
 
+class _Client:
+    """One client of a member, and what it has told. A member has another one after this was stranded.
+
+    Args:
+        config: of the client.
+        incremental: whether single partitions may be assigned.
+    """
+
+    def __init__(self, config: Mapping[str, Any], *, incremental: bool) -> None:
+        self.watch = Watch()
+        self.log = ClientLog()
+        self.under_way: list[dict[Partition, int]] = []
+        self.commit_results: list[CommitResult] = []
+        told = {"logger": self.log, "on_commit": self._on_commit, **self.watch.config()}
+        self.consumer = make_consumer({**config, **told})
+        self.fetching = Fetching(self.consumer, incremental=incremental)
+
+    def give_up(self) -> list[CommitResult]:
+        """End the client without waiting; return what became of commits, those under way as failed."""
+        abandon(self.consumer)
+        failed = [CommitResult(offsets, "the client lost its brokers", retriable=True) for offsets in self.under_way]
+        return self.commit_results + failed
+
+    def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        offsets = {Partition(answer.topic, answer.partition): answer.offset for answer in partitions}
+        if offsets in self.under_way:
+            self.under_way.remove(offsets)
+        failed = error or next((answer.error for answer in partitions if answer.error is not None), None)
+        reason = f"{failed.str()} [{failed.name()}]" if failed is not None else None
+        self.commit_results.append(CommitResult(offsets, reason, _retriable(failed)))
+
+
 class GroupSubscriber:
     """A member of a consumer group.
 
@@ -104,12 +142,10 @@ class GroupSubscriber:
         self._config = group_consumer_config(
             settings, group_id, assignor=assignor, isolation=isolation, instance_id=instance_id
         )
-        self._config["on_commit"] = self._on_commit
         self._topics = list(topics)
         self._handler = handler
-        self._consumer: Consumer | None = None
+        self._client: _Client | None = None
         self._thread_id = 0
-        self._fetching: Fetching | None = None
         self._commit_results: list[CommitResult] = []
 
     def __enter__(self) -> Self:
@@ -124,16 +160,12 @@ class GroupSubscriber:
     @property
     def assigned(self) -> frozenset[Partition]:
         """The partitions that are ours at this moment, started or not."""
-        return self._fetching.partitions if self._fetching is not None else frozenset()
+        return self._client.fetching.partitions if self._client is not None else frozenset()
 
     def open(self) -> None:
         """Create the client and join the group; the calling thread is the polling thread from now on."""
         self._thread_id = threading.get_ident()
-        self._consumer = make_consumer(self._config)
-        self._fetching = Fetching(self._consumer, incremental=self._incremental)
-        self._consumer.subscribe(
-            self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
-        )
+        self._join()
 
     def start(self, partition: tuple[str, int], offset: int) -> bool:
         """Deliver `partition` from `offset` on, now or as soon as the client is ready; also moves a started one.
@@ -145,7 +177,7 @@ class GroupSubscriber:
 
     def position(self, partition: tuple[str, int]) -> int | None:
         """Return the next offset to be delivered; None when the partition is not ours or not started."""
-        return self._fetching.position(Partition(*partition)) if self._fetching is not None else None
+        return self._client.fetching.position(Partition(*partition)) if self._client is not None else None
 
     def pause(self, partition: tuple[str, int]) -> bool:
         """Deliver nothing of `partition` until `resume`; False if it is not ours."""
@@ -164,8 +196,12 @@ class GroupSubscriber:
             UnreachableError: the client is beyond use, e.g. fenced as a static member.
         """
         records = self._held().poll(max_records, timeout_s)
-        if (fatal := self._config["logger"].fatal) is not None:
-            raise UnreachableError(f"the member of group {self.group_id!r} is beyond use: {fatal}")
+        client = self._opened()
+        if client.log.fatal is not None:
+            raise UnreachableError(f"the member of group {self.group_id!r} is beyond use: {client.log.fatal}")
+        if client.watch.stranded:
+            self._replace(client)
+            return []  # whoever owns their partitions next reads them again
         return records
 
     def take_events(self) -> list[PartitionEvent]:
@@ -190,7 +226,7 @@ class GroupSubscriber:
         if not asked:
             return {}
         try:
-            answers = self._client().committed(asked, timeout=timeout_s)
+            answers = self._opened().consumer.committed(asked, timeout=timeout_s)
         except KafkaException as exc:
             error = error_of(exc)
             if error is None or error.fatal() or error.name().endswith("AUTHORIZATION_FAILED"):
@@ -218,16 +254,17 @@ class GroupSubscriber:
         Raises:
             CommitError: the broker or the client refused; nothing is known to be committed.
         """
-        held = self._held()
+        held, client = self._held(), self._opened()
         ours = {Partition(*where): (offset, metadata) for where, (offset, metadata) in offsets.items() if where in held}
         if not ours:
             return {}
         listed = [client_partition(where, offset, metadata) for where, (offset, metadata) in ours.items()]
         try:
             if asynchronous:
-                self._client().commit(offsets=listed, asynchronous=True)
+                client.consumer.commit(offsets=listed, asynchronous=True)
+                client.under_way.append({where: offset for where, (offset, _) in ours.items()})
             else:
-                answers = self._client().commit(offsets=listed, asynchronous=False)
+                answers = client.consumer.commit(offsets=listed, asynchronous=False)
                 _raise_first(answers)
         except KafkaException as exc:
             error = error_of(exc)
@@ -239,67 +276,87 @@ class GroupSubscriber:
     def take_commit_results(self) -> list[CommitResult]:
         """Return what became of asynchronous commits since the last call."""
         results, self._commit_results = self._commit_results, []
+        if self._client is not None:
+            results += self._client.commit_results
+            self._client.commit_results = []
         return results
 
     def consumer_group_metadata(self) -> object:
         """Return what a transactional writer needs to prove that this member is still in the group."""
-        return self._client().consumer_group_metadata()
+        return self._opened().consumer.consumer_group_metadata()
 
     def close(self) -> None:
         """Leave the group and end the client; harmless when it was never opened or is closed.
 
         `on_revoked` runs for what is still ours. What it raises is logged, since the client must end all the same.
         """
-        if self._consumer is None:
+        if self._client is None:
             return
         self._on_polling_thread()
-        consumer = self._consumer
         try:
-            consumer.close()
+            self._client.consumer.close()
         except (KafkaException, ProbingError, RuntimeError, OSError, ValueError) as exc:
             logger.warning("closing the member of group %s: %s", self.group_id, exc)
         finally:
-            self._consumer = self._fetching = None
+            self._commit_results += self._client.commit_results
+            self._client = None
+
+    def _join(self) -> None:
+        self._client = _Client(self._config, incremental=self._incremental)
+        self._client.consumer.subscribe(
+            self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+        )
+
+    def _replace(self, stranded: _Client) -> None:
+        """Give up a client that will never hear of its group again, and join anew."""
+        gone = sorted(stranded.fetching.partitions)
+        logger.warning(
+            "the member of group %s lost its brokers for good: it joins anew, without its %d partitions",
+            self.group_id,
+            len(gone),
+        )
+        self._join()
+        self._commit_results += stranded.give_up()
+        if gone:
+            self._handler.on_lost(gone)
 
     # -- on the polling thread, inside the client's calls ---------------------------------------------------------
 
-    def _on_assign(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        if self._gave_up(consumer):
+            return
         ours = _named(partitions)
         self._held().assign(ours)
         self._handler.on_assigned(ours)
 
-    def _on_revoke(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        if self._gave_up(consumer):
+            return
         gone = _named(partitions)
         try:
             self._handler.on_revoked(gone)
         finally:
             self._held().unassign(gone)
 
-    def _on_lost(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        if self._gave_up(consumer):
+            return
         gone = _named(partitions)
         self._held().unassign(gone)
         self._handler.on_lost(gone)
 
-    def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        failed = error or next((answer.error for answer in partitions if answer.error is not None), None)
-        self._commit_results.append(
-            CommitResult(
-                {Partition(answer.topic, answer.partition): answer.offset for answer in partitions},
-                f"{failed.str()} [{failed.name()}]" if failed is not None else None,
-                _retriable(failed),
-            )
-        )
+    def _gave_up(self, consumer: Consumer) -> bool:
+        """Whether this is a stranded client that ends, on another thread."""
+        return self._client is None or consumer is not self._client.consumer
 
-    def _client(self) -> Consumer:
-        if self._consumer is None:
+    def _opened(self) -> _Client:
+        if self._client is None:
             raise UnreachableError(f"the member of group {self.group_id!r} is not open")
-        return self._consumer
+        return self._client
 
     def _held(self) -> Fetching:
         self._on_polling_thread()
-        if self._fetching is None:
-            raise UnreachableError(f"the member of group {self.group_id!r} is not open")
-        return self._fetching
+        return self._opened().fetching
 
     def _on_polling_thread(self) -> None:
         if threading.get_ident() != self._thread_id:

@@ -7,9 +7,10 @@
     writer.send_offsets({("activations", 0): (120, "metadata")}, subscriber.consumer_group_metadata())
     writer.commit()
 
-Every call raises one of three errors: `RetriableTransactionError` (call it again), `AbortableTransactionError` (call
-`abort`, forget what was derived from the inputs and seek back) or `FencedError` (another owner is there, or the client
-is beyond use: close). One thread uses a writer.
+Every call raises one of four errors: `RetriableTransactionError` (call it again), `AbortableTransactionError` (call
+`abort`, forget what was derived from the inputs and seek back), `FencedError` (another owner is there, or the client
+is beyond use: close) or `StrandedError` (the client knows no broker any more: close, and go on with another writer;
+what became of the open transaction is not known). One thread uses a writer.
 """
 
 from __future__ import annotations
@@ -27,11 +28,19 @@ from undercurrent.errors import (
     ConfigError,
     FencedError,
     RetriableTransactionError,
+    StrandedError,
     TransactionError,
     UnreachableError,
 )
 from undercurrent.kafka import codes
-from undercurrent.kafka.client import KafkaSettings, error_of, make_producer, reason_of, transactional_producer_config
+from undercurrent.kafka.client import (
+    KafkaSettings,
+    error_of,
+    make_producer,
+    ping,
+    reason_of,
+    transactional_producer_config,
+)
 from undercurrent.kafka.publisher import HeaderList
 from undercurrent.kafka.records import client_partition
 
@@ -39,6 +48,9 @@ if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Producer
 
 logger = logging.getLogger(__name__)
+
+# How long a broker may take that is asked whether it is there; a client needs up to a second to connect anew.
+_ASK_S = 3.0
 
 Offsets = Mapping[tuple[str, int], tuple[int, str | None]]
 """Per partition the next offset to read and the commit's metadata."""
@@ -63,6 +75,7 @@ class TransactionalWriter:
         call_timeout_s: float = 10.0,
     ) -> None:
         self.transactional_id = transactional_id
+        self._settings = settings
         self._config = transactional_producer_config(
             settings, transactional_id, transaction_timeout_s=transaction_timeout_s
         )
@@ -87,7 +100,9 @@ class TransactionalWriter:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                self._run(lambda producer: producer.init_transactions(max(0.1, deadline - time.monotonic())))
+                self._run(lambda producer: producer.init_transactions(self._share_of(deadline)), deadline=deadline)
+            except StrandedError:
+                self._producer = None  # nothing was begun: another client does as well
             except RetriableTransactionError as exc:
                 # "Coordinator load in progress" right after a broker's start, or the dead owner's abort still going on.
                 if time.monotonic() >= deadline:
@@ -181,15 +196,44 @@ class TransactionalWriter:
             raise ConfigError("a Kafka client was carried over a fork; create the writer in the process that uses it")
         return self._producer
 
-    def _run(self, call: Callable[[Producer], object]) -> None:
+    def _run(self, call: Callable[[Producer], object], *, deadline: float = float("inf")) -> None:
         try:
             call(self._client())
         except KafkaException as exc:
-            raise classify(exc, self._failed) from exc
+            error = classify(exc, self._failed)
+            if _timed_out(exc) and isinstance(error, RetriableTransactionError) and self._is_stranded(deadline):
+                logger.warning("the writer %s lost its brokers for good", self.transactional_id)
+                # The broker ends it, by its timeout or when the id is taken over.
+                self._open = False
+                raise StrandedError(str(error)) from exc
+            raise error from exc
+
+    def _share_of(self, deadline: float) -> float:
+        return min(self._call_timeout_s, max(0.1, deadline - time.monotonic()))
+
+    def _is_stranded(self, deadline: float) -> bool:
+        """Whether a new client reaches the cluster and this one does not.
+
+        It is asked rather than watched: an idle writer is not polled, and what a watch is told would pile up.
+        """
+        try:
+            ping(self._settings, min(_ASK_S, deadline - time.monotonic()))
+        except UnreachableError:
+            return False
+        try:
+            self._client().list_topics(timeout=_ASK_S)
+        except KafkaException:
+            return True
+        return False
 
     def _delivered(self, error: KafkaError | None, _message: object) -> None:
         if error is not None and self._failed is None:
             self._failed = f"{error.str()} [{error.name()}]"
+
+
+def _timed_out(exc: KafkaException) -> bool:
+    error = error_of(exc)
+    return error is not None and error.code() == codes.TIMED_OUT
 
 
 def classify(exc: KafkaException, first_failure: str | None = None) -> TransactionError:

@@ -23,6 +23,7 @@ from undercurrent.errors import (
     AbortableTransactionError,
     FencedError,
     RetriableTransactionError,
+    StrandedError,
     TopicError,
     UnreachableError,
 )
@@ -354,6 +355,7 @@ def test_an_abort_that_does_not_arrive_holds_its_transaction_back_and_is_sent_ag
         [AbortableTransactionError("the group moved on")],
         [RetriableTransactionError("not yet")] * 3,
         [FencedError("beyond use")],
+        [StrandedError("no broker")],
         [AbortableTransactionError("a"), FencedError("b"), AbortableTransactionError("c")],
     ],
 )
@@ -378,6 +380,18 @@ def test_whoever_is_fenced_off_its_slot_ends():
         cluster.fail = [FencedError("another has the slot")]
         with pytest.raises(FencedError):
             turn_until(host, lambda: False)
+
+
+@pytest.mark.parametrize("stable", [False, True])
+def test_a_writer_that_lost_its_brokers_is_replaced_and_not_asked_to_abort(stable):
+    cluster = Cluster()
+    with make_host(cluster, stable=stable) as host:
+        turn_until(host, lambda: cluster.committed is not None)
+        cluster.append(*whole_stream())
+        before = len(cluster.calls)
+        cluster.fail = [StrandedError("no broker")]
+        turn_until(host, lambda: cluster.verdicts(VerdictKind.RESULT))
+        assert [call for call in cluster.calls[before:] if call in ("writer", "abort")] == ["writer"]
 
 
 def test_a_loop_that_was_frozen_polls_before_it_commits(monkeypatch):
