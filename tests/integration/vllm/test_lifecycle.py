@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -143,6 +147,8 @@ def test_a_killed_engine_core_is_reported_and_closing_leaves_nothing(models):
         folder = Path(harness.engine._folder.name)
         assert (folder / "capture.json").stat().st_mode & 0o077 == 0
         writer = harness.ring.stats().writer_pid
+        core = psutil.Process(writer).ppid()
+        assert {os.getpgid(core), os.getpgid(writer)} == {core}
         # On a CPU the engine leaves the first turn to whoever reads, publishes and aborts.
         assert psutil.Process(writer).nice() == max(NICE_ON_CPU, psutil.Process().nice())
         assert psutil.Process(writer).nice() > psutil.Process().nice()
@@ -169,3 +175,39 @@ def test_a_killed_engine_core_is_reported_and_closing_leaves_nothing(models):
         harness.close()
     wait_until(lambda: children() <= before)
     assert not folder.exists()
+
+
+@pytest.fixture
+def owner(models):
+    """A process that drives an engine, leads a group as a shell's job does, and whose request is running."""
+    command = [sys.executable, str(Path(__file__).parent / "signalled_owner.py"), str(models["llama"])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        below = []
+        try:
+            assert any(line == "owner: running\n" for line in process.stdout)
+            below = psutil.Process(process.pid).children(recursive=True)
+            yield process, below
+        finally:
+            for started in [process, *below]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    started.kill()
+
+
+def test_a_signal_to_the_owners_group_lets_its_requests_end_and_closing_is_prompt(owner):
+    """As Ctrl-C in a terminal: the engine must not stop before its owner has told it to."""
+    process, below = owner
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.killpg(process.pid, number)
+    out, _ = process.communicate(timeout=120)
+    (said,) = re.findall(r"^owner: (.*), closed in ([0-9.]+) s$", out, re.MULTILINE)
+    assert (process.returncode, said[0]) == (0, "length after 200 tokens, 2 signals")
+    assert "force killing" not in out
+    assert float(said[1]) < 8
+    assert psutil.wait_procs(below, timeout=30)[1] == []
+
+
+def test_an_engine_without_points_ends_with_its_owner_too(owner):
+    process, below = owner
+    assert len(below) >= 2
+    os.killpg(process.pid, signal.SIGKILL)
+    assert psutil.wait_procs(below, timeout=30)[1] == []

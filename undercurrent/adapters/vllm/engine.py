@@ -124,7 +124,9 @@ class VLLMEngine:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         from undercurrent.adapters.vllm import compat
+        from undercurrent.adapters.vllm.owned import own_engine_cores
 
+        own_engine_cores()
         try:
             config = await asyncio.to_thread(self._config)
         except BaseException:
