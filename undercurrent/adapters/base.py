@@ -85,8 +85,6 @@ class EngineInfo:
         layers: number of decoder layers.
         width: hidden size.
         max_model_len: most tokens of prompt plus generation.
-        max_num_seqs: most requests in one step.
-        tensor_types: tensor types that can be captured.
         versions: names and versions of what runs the model.
     """
 
@@ -96,8 +94,6 @@ class EngineInfo:
     layers: int
     width: int
     max_model_len: int
-    max_num_seqs: int
-    tensor_types: tuple[str, ...]
     versions: Mapping[str, str] = field(default_factory=dict)
 
 

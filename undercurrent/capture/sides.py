@@ -143,11 +143,6 @@ class RingWriter:
         """Bytes that the reader has given back so far; the number stands still while the reader does."""
         return int(self._words[W_TAIL])
 
-    @property
-    def pending_controls(self) -> int:
-        """Control frames that wait in memory."""
-        return len(self._pending)
-
     def commit(self) -> None:
         """Show everything since the last commit to the reader."""
         if self._cursor != self._head:

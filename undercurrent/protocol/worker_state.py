@@ -93,11 +93,6 @@ class WorkerState:
         """The loop stood still and has not proved yet that it still belongs to its group."""
         return bool(self._unproven)
 
-    def owns(self, partition: int, epoch: int) -> bool:
-        """Return whether a partition is owned under this epoch."""
-        owned = self._owned.get(partition)
-        return owned is not None and owned.epoch == epoch
-
     def paused(self) -> Mapping[int, str | None]:
         """Return, for each owned partition, why no prompt should be fetched from it now, None where one may."""
         return {number: self._pause_reason(partition) for number, partition in self._owned.items()}

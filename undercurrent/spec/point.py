@@ -208,24 +208,6 @@ class ExtractionPoint:
             end = last if end is None else min(end, last)
         return first, end
 
-    def is_steady_from(self, prompt_len: int) -> int | None:
-        """Return the position from which on every token is wanted, or None where there is none.
-
-        Raises:
-            SpecValidationError: the position is known only when the request has ended.
-        """
-        first, end = self._bounds(prompt_len)
-        steady = end is None and self.stride == 1 and self.until.kind is UntilKind.GENERATION_END
-        return first if steady else None
-
-    def is_done_from(self, prompt_len: int) -> int | None:
-        """Return the position from which on no token is wanted, or None where there is none.
-
-        Raises:
-            SpecValidationError: the position is known only when the request has ended.
-        """
-        return self._bounds(prompt_len)[1]
-
     def point_hash(self) -> str:
         """Return the SHA-256 of the point's canonical dict, hex: equal points have equal hashes in every process."""
         text = json.dumps(extraction_point_to_dict(self), sort_keys=True, separators=(",", ":"), ensure_ascii=False)

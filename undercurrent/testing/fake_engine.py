@@ -112,8 +112,6 @@ class FakeEngine:
             layers=self._layers,
             width=self._width,
             max_model_len=self._max_model_len,
-            max_num_seqs=self._max_num_seqs,
-            tensor_types=("residual_stream", "attn_out", "mlp_out"),
             versions={"fake": "1"},
         )
 

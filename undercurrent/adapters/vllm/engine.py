@@ -40,7 +40,6 @@ _DEFAULTS: Mapping[str, Any] = {
     "enable_log_requests": False,
 }
 _SHUTDOWN_S = 10.0
-TENSOR_TYPES = ("residual_stream", "attn_out", "mlp_out", "final_norm")
 
 
 class VLLMEngine:
@@ -201,8 +200,6 @@ class VLLMEngine:
             layers=model.get_total_num_hidden_layers(),
             width=model.get_hidden_size(),
             max_model_len=model.max_model_len,
-            max_num_seqs=config.scheduler_config.max_num_seqs,
-            tensor_types=TENSOR_TYPES,
             versions={"vllm": version, "torch": torch.__version__},
         )
 

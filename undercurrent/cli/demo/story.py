@@ -76,11 +76,6 @@ class Teller:
         return self.scores[max(self.scores)] if self.scores else None
 
     @property
-    def highest_score(self) -> float | None:
-        """Return the highest score so far."""
-        return max(self.scores.values(), default=None)
-
-    @property
     def latency_ms(self) -> float | None:
         """Return the time from the capture of the activation that gave it away to the engine's order to stop."""
         if self.applied_at_us is None or self.captured_at_us is None:

@@ -75,8 +75,7 @@ def test_data_leaves_the_reserve_to_controls_and_controls_beyond_it_wait_in_orde
     sent = [b"control %d" % i for i in range(40)]
     for payload in sent:
         writer.put_control(4, payload)
-    assert writer.pending_controls > 0
-    assert ring.stats().pending_controls == writer.pending_controls
+    assert ring.stats().pending_controls > 0
     assert not write(writer, 2, b"must not overtake")
     first = drain(reader)
     assert len([f for f in first if f[0] == 2]) == written
@@ -215,7 +214,7 @@ def _produce(path, count):
             writer.commit()
         writer.beat(number, number)
     writer.put_control(3, digest.digest())
-    while writer.pending_controls:
+    while ring.stats().pending_controls:
         writer.commit()
     writer.commit()
 

@@ -247,7 +247,7 @@ class World(Logs):
                 self._acquire(worker, partition, at_least)
             case HandedOver(partition=partition):
                 asked = partition in self.moving and self.owner[partition] == worker.number
-                if asked and not worker.core.owns(partition, worker.epochs.get(partition, 0)):
+                if asked and partition not in worker.core.paused():
                     target = self.workers.get(self.moving.pop(partition))
                     worker.view.discard(partition)
                     self.owner[partition] = None

@@ -47,20 +47,6 @@ def test_positions_of_any_split_are_those_that_match_one_by_one(position, stride
         assert len(point.positions(0, 10_000, prompt_len)) <= count
 
 
-@given(points(), st.integers(0, 12))
-def test_steady_and_done_tell_where_no_check_is_needed(point, prompt_len):
-    if point.needs_final_length:
-        with pytest.raises(SpecValidationError, match="only when the request has ended"):
-            point.is_steady_from(prompt_len)
-        return
-    steady, done = point.is_steady_from(prompt_len), point.is_done_from(prompt_len)
-    assert steady is None or done is None
-    if steady is not None:
-        assert point.positions(0, steady + 50, prompt_len) == range(steady, steady + 50)
-    if done is not None:
-        assert len(point.positions(done, done + 50, prompt_len)) == 0
-
-
 def test_stride_counts_from_the_start_of_the_slice():
     assert list(make(position="generated[3:]", stride=4).positions(0, 30, 10)) == [13, 17, 21, 25, 29]
     assert list(make(position="prompt[1:8]", stride=3).positions(0, 30, 10)) == [1, 4, 7]
