@@ -2,59 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from undercurrent.errors import TopicError
 from undercurrent.kafka.records import Record
+from undercurrent.protocol.dead_letters import Letter, Place, dead_letter
 from undercurrent.protocol.messages import EndReason, StreamEnded
 from undercurrent.protocol.worker_types import DeadLetter, EndStreams
 from undercurrent.topics import DLQ_EXTRA_BYTES, Topic, TopicPlan
 
-_HEADER_ROOM_BYTES = 16 * 1024
-_DETAIL_CHARS = 2000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Letter:
-    """A dead letter as it is written.
-
-    Args:
-        topic: the dead-letter topic.
-        partition: that of its source.
-        key: the source's.
-        value: the source's, cut where it does not fit.
-        headers: cause, detail, where it came from.
-    """
-
-    topic: str
-    partition: int
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, bytes], ...]
-
 
 def letter_of(plan: TopicPlan, action: DeadLetter) -> Letter:
     """Return a prompt as a dead letter: its own bytes, the cause in headers."""
-    headers = {
-        "undercurrent.cause": action.kind,
-        "undercurrent.detail": action.error[:_DETAIL_CHARS],
-        "undercurrent.topic": plan.prompts,
-        "undercurrent.partition": str(action.partition),
-        "undercurrent.offset": str(action.offset),
-    }
-    key = value = None
-    if isinstance(action.source, Record):
-        key, value = action.source.key, action.source.value
-        headers["undercurrent.timestamp_ms"] = str(action.source.timestamp_ms)
-        room = letter_bytes(plan) - _HEADER_ROOM_BYTES - len(key or b"")
-        if value is not None and len(value) > room:
-            headers["undercurrent.length"] = str(len(value))
-            headers["undercurrent.sha256"] = hashlib.sha256(value).hexdigest()
-            value = value[: max(0, room)]
-    encoded = tuple((name, text.encode()) for name, text in headers.items())
-    return Letter(topic=plan.dlq(plan.prompts), partition=action.partition, key=key, value=value, headers=encoded)
+    return dead_letter(
+        action.kind,
+        action.error,
+        Place(plan.prompts, action.partition, action.offset),
+        action.source if isinstance(action.source, Record) else None,
+        max_bytes=letter_bytes(plan),
+    )
 
 
 def letter_bytes(plan: TopicPlan) -> int:

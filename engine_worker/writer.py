@@ -66,7 +66,7 @@ class Writer:
         self._observer.dead_letter(action.kind)
         logger.warning("prompt %d of partition %d is dead: %s", action.offset, action.partition, action.kind)
         item = Item(letter.key, letter.value, letter.headers, lambda _: done())
-        self._outbox.send(letter.topic, letter.partition, item)
+        self._outbox.send(self._plan.dlq(self._plan.prompts), action.partition, item)
 
     def lost_ends(self, action: EndStreams, done: Callable[[], None]) -> None:
         """Write the ends of streams that get none from their publisher; `done` when all are acknowledged."""

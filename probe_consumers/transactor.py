@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -17,14 +16,13 @@ from undercurrent.errors import (
 )
 from undercurrent.kafka.records import Record
 from undercurrent.kafka.transactions import TransactionalWriter
+from undercurrent.protocol.dead_letters import Letter, Place, dead_letter
 from undercurrent.protocol.host_events import DeadLetter, Transaction
 from undercurrent.protocol.messages import ProbeHeartbeat
 
 logger = logging.getLogger(__name__)
 
 _AGAIN_S = 0.02
-_HEADER_ROOM_BYTES = 16 * 1024
-_DETAIL_CHARS = 2000
 
 
 class Transactor:
@@ -58,7 +56,7 @@ class Transactor:
         self._verdicts = verdicts
         self._dead_letters = dead_letters
         self._codec = codec
-        self._body_bytes = letter_bytes - _HEADER_ROOM_BYTES
+        self._letter_bytes = letter_bytes
         self._stable = stable
         self._deadline_s = deadline_s
         self._writer: TransactionalWriter | None = None
@@ -136,8 +134,10 @@ class Transactor:
         for verdict in transaction.verdicts:
             writer.produce(self._verdicts, self._codec.encode(verdict), key=verdict.request_id.encode())
         for letter in transaction.dead_letters:
-            key, value, headers = self._letter(letter)
-            writer.produce(self._dead_letters, value, key=key, partition=letter.partition, headers=headers)
+            made = self._letter(letter)
+            writer.produce(
+                self._dead_letters, made.value, key=made.key, partition=letter.partition, headers=made.headers
+            )
         offsets = {(self._source, number): mark for number, mark in transaction.offsets.items()}
         if offsets:
             self._until(lambda: writer.send_offsets(offsets, group_metadata))
@@ -170,23 +170,12 @@ class Transactor:
         if self._stable and isinstance(cause, FencedError):
             raise cause
 
-    def _letter(self, letter: DeadLetter) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]:
-        headers = {
-            "undercurrent.cause": letter.cause,
-            "undercurrent.detail": letter.detail[:_DETAIL_CHARS],
-            "undercurrent.topic": self._source,
-            "undercurrent.partition": str(letter.partition),
-            "undercurrent.offset": str(letter.offset),
-        }
-        if letter.to_offset is not None:
-            headers["undercurrent.to_offset"] = str(letter.to_offset)
-        record = letter.raw
-        if not isinstance(record, Record):
-            return None, None, [(name, text.encode()) for name, text in headers.items()]
-        headers["undercurrent.timestamp_ms"] = str(record.timestamp_ms)
-        value = record.value
-        if value is not None and len(value) + len(record.key or b"") > self._body_bytes:
-            headers["undercurrent.length"] = str(len(value))
-            headers["undercurrent.sha256"] = hashlib.sha256(value).hexdigest()
-            value = value[: max(0, self._body_bytes - len(record.key or b""))]
-        return record.key, value, [(name, text.encode()) for name, text in headers.items()]
+    def _letter(self, letter: DeadLetter) -> Letter:
+        return dead_letter(
+            letter.cause,
+            letter.detail,
+            Place(self._source, letter.partition, letter.offset),
+            letter.raw if isinstance(letter.raw, Record) else None,
+            max_bytes=self._letter_bytes,
+            to_offset=letter.to_offset,
+        )

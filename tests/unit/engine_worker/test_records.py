@@ -22,7 +22,7 @@ def letter(value, error="why"):
 
 def test_a_dead_letter_is_the_original_bytes_with_the_cause_in_its_headers():
     found = letter(b"original")
-    assert (found.topic, found.partition, found.key, found.value) == (PLAN.prompts + ".dlq", 2, b"key", b"original")
+    assert (found.key, found.value) == (b"key", b"original")
     assert dict(found.headers) == {
         "undercurrent.cause": b"bad_request",
         "undercurrent.detail": b"why",
