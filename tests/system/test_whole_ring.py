@@ -17,8 +17,8 @@ from undercurrent.protocol.messages import (
     StreamEnded,
     VerdictKind,
 )
+from undercurrent.testing.app_process import AppProcess
 from undercurrent.testing.engine_bench import EngineBench
-from undercurrent.testing.probe_bench import HostProcess
 from undercurrent.testing.tiny_models import build_tiny_model
 
 pytestmark = [pytest.mark.kafka, pytest.mark.vllm, pytest.mark.faults, pytest.mark.timeout(900)]
@@ -75,7 +75,7 @@ class Ring:
         }
         path = self.folder / "host.yaml"
         path.write_text(yaml.safe_dump(config))
-        host = HostProcess(path, self.folder / f"host-{len(self.hosts)}.log")
+        host = AppProcess("probe_consumers", path, self.folder / f"host-{len(self.hosts)}.log")
         self.hosts.append(host)
         return host
 

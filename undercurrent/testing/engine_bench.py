@@ -11,10 +11,6 @@ Every answer comes from the topics alone, read anew each time, so a worker's dea
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -46,7 +42,7 @@ from undercurrent.protocol.messages import (
     Released,
     Sampling,
 )
-from undercurrent.service.processes import tied_command
+from undercurrent.testing.app_process import AppProcess
 from undercurrent.testing.brokers import free_port
 from undercurrent.testing.waiting import wait_until
 from undercurrent.topics import TopicPlan, partition_of
@@ -56,37 +52,19 @@ T = TypeVar("T")
 _READ_S = 30.0
 
 
-class WorkerProcess:
-    """An engine worker in a process of its own; it dies with the thread that started it.
+class WorkerProcess(AppProcess):
+    """An engine worker, and what its health server says.
 
     Args:
         config: its configuration file.
         log: file that gets what it prints.
         port: of its health server.
-        environment: added to the process's own.
+        environment: added to this process's own.
     """
 
     def __init__(self, config: Path, log: Path, port: int, environment: Mapping[str, str] | None = None) -> None:
-        self.log = log
+        super().__init__("engine_worker", config, log, environment)
         self.port = port
-        with log.open("ab") as out:
-            self._process = subprocess.Popen(
-                tied_command([sys.executable, "-m", "engine_worker", "run", "--config", str(config)]),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env=os.environ | {"PYTHONUNBUFFERED": "1", **(environment or {})},
-            )
-
-    @property
-    def pid(self) -> int:
-        """Of the process."""
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        """Whether it has not ended."""
-        return self._process.poll() is None
 
     @property
     def ready(self) -> bool:
@@ -113,37 +91,6 @@ class WorkerProcess:
             return self.ready
 
         wait_until(ready, timeout_s, f"the worker to be ready; its log: {self.log}")
-
-    def tail(self, lines: int = 40) -> str:
-        """Return the end of its log."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
-
-    def kill(self) -> None:
-        """End it at once."""
-        self._process.kill()
-        self._process.wait(10.0)
-
-    def freeze(self) -> None:
-        """Stop it in its tracks: its connections stand, its group sees nothing of it."""
-        self._process.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Undo `freeze`."""
-        self._process.send_signal(signal.SIGCONT)
-
-    def terminate(self, timeout_s: float = 60.0) -> int:
-        """Ask it to end, as a deployment would, and return its exit code."""
-        self._process.terminate()
-        return self._process.wait(timeout_s)
-
-    def wait(self, timeout_s: float = 60.0) -> int:
-        """Wait for its end and return its exit code."""
-        return self._process.wait(timeout_s)
-
-    def close(self) -> None:
-        """End it, however it is."""
-        if self.running:
-            self.kill()
 
 
 class EngineBench:

@@ -11,10 +11,6 @@ host.terminate()
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,62 +30,10 @@ from undercurrent.kafka.reader import AssignedReader
 from undercurrent.kafka.records import Record
 from undercurrent.probes import LinearProbe
 from undercurrent.protocol.messages import ControlCommand, ProbeHeartbeat, ProbeVerdict, VerdictKind
-from undercurrent.service.processes import tied_command
+from undercurrent.testing.app_process import AppProcess
 from undercurrent.topics import TopicPlan, partition_of
 
 T = TypeVar("T")
-
-
-class HostProcess:
-    """A probe host in a process of its own; it dies with the thread that started it.
-
-    Args:
-        config: its configuration file.
-        log: file that gets what it prints.
-    """
-
-    def __init__(self, config: Path, log: Path) -> None:
-        self.log = log
-        with log.open("ab") as out:
-            self._process = subprocess.Popen(
-                tied_command([sys.executable, "-m", "probe_consumers", "run", "--config", str(config)]),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"},
-            )
-
-    @property
-    def running(self) -> bool:
-        """Whether it has not ended."""
-        return self._process.poll() is None
-
-    def kill(self) -> None:
-        """End it at once."""
-        self._process.kill()
-        self._process.wait(10.0)
-
-    def freeze(self) -> None:
-        """Stop it in its tracks: its connections stand, its group sees nothing of it."""
-        self._process.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Undo `freeze`."""
-        self._process.send_signal(signal.SIGCONT)
-
-    def terminate(self, timeout_s: float = 30.0) -> int:
-        """Ask it to end, as a deployment would, and return its exit code."""
-        self._process.terminate()
-        return self._process.wait(timeout_s)
-
-    def wait(self, timeout_s: float) -> int:
-        """Return its exit code once it has ended by itself."""
-        return self._process.wait(timeout_s)
-
-    def close(self) -> None:
-        """End it, however it is."""
-        if self.running:
-            self.kill()
 
 
 class ProbeBench:
@@ -128,7 +72,7 @@ class ProbeBench:
         self._assignor = assignor
         self._codec = Codec()
         self._publisher = Publisher(settings)
-        self._hosts: list[HostProcess] = []
+        self._hosts: list[AppProcess] = []
         TopicAdmin(settings).apply(self.plan)
         self.wait(self._have_leaders, "leaders of the new topics", interval_s=0.05)
         self._write_yaml("points.yaml", {"version": 1, "extraction_points": [_point(point, layers)]})
@@ -183,9 +127,9 @@ class ProbeBench:
         """Consumer group of the hosts: one of this bench's own, since brokers are shared."""
         return f"{self.plan.prefix}.probes.{self.point}"
 
-    def start_host(self, config: Path) -> HostProcess:
+    def start_host(self, config: Path) -> AppProcess:
         """Start a probe host."""
-        host = HostProcess(config, self.folder / f"host-{len(self._hosts)}.log")
+        host = AppProcess("probe_consumers", config, self.folder / f"host-{len(self._hosts)}.log")
         self._hosts.append(host)
         return host
 
