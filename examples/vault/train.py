@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from undercurrent.testing import demo_model as vault
+from undercurrent.testing.byte_tokenizer import byte_tokenizer
 
 SEED = 7
 
@@ -71,16 +71,10 @@ class Lesson:
     turns: tuple[int, ...]
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
+def vault_tokenizer() -> PreTrainedTokenizerFast:
     """Return a tokenizer with one token per byte, and `<s>` before every text."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: index for index, token in enumerate(["<pad>", "<s>", "</s>", *alphabet])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     marks = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=512, **marks)
+    return byte_tokenizer(512, before=("<pad>", "<s>", "</s>"), start="<s>", **marks)
 
 
 def new_model() -> LlamaForCausalLM:
@@ -166,7 +160,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(SEED)
-    tokenizer = byte_tokenizer()
+    tokenizer = vault_tokenizer()
     model = new_model()
     print(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters", flush=True)
     for number, stage in enumerate(STAGES):

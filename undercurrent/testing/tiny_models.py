@@ -13,36 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
     LlamaConfig,
     PretrainedConfig,
-    PreTrainedTokenizerFast,
 )
+
+from undercurrent.testing.byte_tokenizer import byte_tokenizer
 
 EOS_ID = 256
 """Id of the end-of-text token; ids below are bytes."""
 
 VOCAB_SIZE = 320
 """Rows of the embedding: 257 tokens, padded."""
-
-
-def byte_tokenizer(max_len: int) -> PreTrainedTokenizerFast:
-    """Return a tokenizer with one token per byte, id equal to the byte's place in the byte alphabet, and `<eos>`.
-
-    Args:
-        max_len: most tokens of a text.
-    """
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {symbol: number for number, symbol in enumerate(alphabet)}
-    vocab["<eos>"] = EOS_ID
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    eos = {"eos_token": "<eos>", "pad_token": "<eos>"}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=max_len, **eos)
 
 
 def _llama(layers: int, width: int, max_len: int) -> PretrainedConfig:
@@ -114,5 +98,6 @@ def build_tiny_model(
                     weights.uniform_(0.5, 1.5)
     model.generation_config.eos_token_id = EOS_ID
     model.to(getattr(torch, dtype)).save_pretrained(folder)
-    byte_tokenizer(max_len).save_pretrained(folder)
+    marks = dict.fromkeys(("eos_token", "pad_token"), "<eos>")
+    byte_tokenizer(max_len, after=("<eos>",), **marks).save_pretrained(folder)
     return folder
