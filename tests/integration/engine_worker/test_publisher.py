@@ -17,14 +17,14 @@ from engine_worker.publisher_streams import Identity
 from undercurrent.capture.points import CapturePoint, Order
 from undercurrent.capture.ring import Ring
 from undercurrent.capture.tracker import Batch, Tracker
-from undercurrent.codec import Codec, as_array, positions
+from undercurrent.codec import Codec, as_array, positions, token_ids
 from undercurrent.kafka.admin import TopicAdmin
 from undercurrent.kafka.reader import AssignedReader
 from undercurrent.protocol.messages import ActivationBlock, PublisherStarted, StreamEnded, StreamStarted
 from undercurrent.spec import parse_dict
 from undercurrent.testing.brokers import apache_kafka
 from undercurrent.testing.waiting import wait_until
-from undercurrent.topics import Topic
+from undercurrent.topics import TopicPlan
 
 pytestmark = pytest.mark.kafka
 CODEC = Codec()
@@ -45,12 +45,13 @@ SPEC = {
 
 
 class Scene:
-    """A ring with a tracker that plays the engine, and the publisher at its other end."""
+    """A ring with a tracker that plays the engine, and the publisher at its other end, with the plan's own limits."""
 
-    def __init__(self, broker, topic, ring_bytes=1 << 20):
-        self.topic = topic
+    def __init__(self, broker, plan, ring_bytes=1 << 20, width=WIDTH):
+        self.topic = plan.activations("p")
+        self.width = width
         self.ring = Ring.create(ring_bytes)
-        point = CapturePoint.of(parse_dict(SPEC).extraction_points[0], layers=4, width=WIDTH, model_dtype="float32")
+        point = CapturePoint.of(parse_dict(SPEC).extraction_points[0], layers=4, width=width, model_dtype="float32")
         self.buffer = np.zeros((64, point.row_bytes), np.uint8)
         self.tracker = Tracker([point], {point.group: self.buffer}, self.ring.writer())
         read_fd, write_fd = os.pipe()
@@ -60,10 +61,11 @@ class Scene:
             stdin=subprocess.PIPE, pass_fds=(write_fd,),
         )  # fmt: skip
         os.close(write_fd)
+        kafka = broker.settings().with_room(plan.activation_bytes)
         settings = PublisherSettings(
             ring=self.ring.path, identity=Identity(engine="e", incarnation=3, model="m"),
-            kafka={"bootstrap_servers": broker.bootstrap_servers}, topics={"p": topic}, partitions={"p": 2},
-            max_record_bytes={"p": 1_000_000},
+            kafka={"bootstrap_servers": kafka.bootstrap_servers, **kafka.options}, topics={"p": self.topic},
+            partitions={"p": plan.activation_partitions}, max_record_bytes={"p": plan.activation_bytes},
         )  # fmt: skip
         self.process.stdin.write(settings.to_json().encode() + b"\n")
         self.process.stdin.flush()
@@ -85,9 +87,20 @@ class Scene:
             )  # fmt: skip
         return rows
 
-    def open(self, request, partition=0):
+    def prefill(self, request, tokens):
+        """Play one step that computes a whole prompt; return the rows."""
+        self.steps += 1
+        rows = np.random.default_rng(1).normal(size=(tokens, len(LAYERS), self.width)).astype("<f4")
+        self.buffer[:tokens] = rows.reshape(tokens, -1).view(np.uint8)
+        self.tracker.step(
+            Batch(step=self.steps, rows=tokens, engine_ids=[request], computed=np.array([0], np.int32),
+                  starts=np.array([0, tokens], np.int32), token_ids=np.arange(tokens, dtype=np.int32))
+        )  # fmt: skip
+        return rows
+
+    def open(self, request, partition=0, prompt_len=1):
         order = Order(request_id=request, attempt=1, points=("p",), partition=partition)
-        self.tracker.open(request, order, index=0, prompt_len=1, cached_prefix=0)
+        self.tracker.open(request, order, index=0, prompt_len=prompt_len, cached_prefix=0)
 
     def end(self):
         self.process.stdin.close()
@@ -98,9 +111,11 @@ class Scene:
 
 
 @contextmanager
-def scene(broker, topic, **options):
-    TopicAdmin(broker.settings()).create([Topic(name=topic, partitions=2, retention_ms=3_600_000)])
-    built = Scene(broker, topic, **options)
+def scene(broker, prefix, **options):
+    plan = TopicPlan(prefix=prefix, points=("p",), activation_partitions=2)
+    wanted = next(topic for topic in plan.topics() if topic.name == plan.activations("p"))
+    TopicAdmin(broker.settings()).create([wanted])
+    built = Scene(broker, plan, **options)
     try:
         yield built
     finally:
@@ -118,7 +133,7 @@ def read_all(broker, topic):
 
 
 def test_rows_arrive_bit_for_bit_and_their_end_is_reported_after_they_are_on_the_log(broker, topic_prefix):
-    with scene(broker, f"{topic_prefix}.p") as s:
+    with scene(broker, topic_prefix) as s:
         s.until("ready")
         s.open("r1", partition=1)
         rows = s.run("r1", 40)
@@ -137,8 +152,31 @@ def test_rows_arrive_bit_for_bit_and_their_end_is_reported_after_they_are_on_the
     assert b"".join(as_array(b).tobytes() for b in blocks) == rows.tobytes()
 
 
+def test_a_prefill_larger_than_a_record_may_be_arrives_in_parts(broker, topic_prefix):
+    with scene(broker, topic_prefix, ring_bytes=16 << 20, width=4096) as s:
+        s.until("ready")
+        s.open("r1", prompt_len=64)
+        rows = s.prefill("r1", 64)
+        s.tracker.close("r1")
+        s.tracker.idle(s.steps + 1)
+        assert s.until("ended") == [["r1", 1, 0, "p"]]
+        log = [m for _, m in read_all(broker, s.topic) if not isinstance(m, PublisherStarted)]
+        assert s.end() == 0
+    assert rows.nbytes == 2 << 20
+    started, *blocks, ended = log
+    assert (type(started), type(ended)) == (StreamStarted, StreamEnded)
+    assert [m.seq for m in log] == list(range(len(blocks) + 2))
+    assert {b.step for b in blocks} == {1}
+    # Two of them would hold it if their other fields took no room.
+    assert [len(positions(b)) for b in blocks] == [31, 31, 2]
+    assert np.concatenate([positions(b) for b in blocks]).tolist() == list(range(64))
+    assert np.concatenate([token_ids(b) for b in blocks]).tolist() == list(range(64))
+    assert b"".join(as_array(b).tobytes() for b in blocks) == rows.tobytes()
+    assert (ended.emitted, ended.dropped, ended.last_pos) == ((64, 64), (0, 0), 63)
+
+
 def test_what_is_in_the_ring_is_published_before_it_ends(broker, topic_prefix):
-    with scene(broker, f"{topic_prefix}.p") as s:
+    with scene(broker, topic_prefix) as s:
         s.until("ready")
         s.open("r1")
         s.run("r1", 500)
@@ -149,7 +187,7 @@ def test_what_is_in_the_ring_is_published_before_it_ends(broker, topic_prefix):
 
 
 def test_signals_to_the_whole_group_do_not_end_it_before_its_parent_says_so(broker, topic_prefix):
-    with scene(broker, f"{topic_prefix}.p") as s:
+    with scene(broker, topic_prefix) as s:
         s.until("ready")
         s.process.send_signal(signal.SIGTERM)
         s.process.send_signal(signal.SIGINT)
@@ -162,7 +200,7 @@ def test_signals_to_the_whole_group_do_not_end_it_before_its_parent_says_so(brok
 
 
 def test_a_parent_that_is_gone_takes_it_along(broker, topic_prefix):
-    with scene(broker, f"{topic_prefix}.p") as s:
+    with scene(broker, topic_prefix) as s:
         s.until("ready")
         s.reports.close()
         s.open("r1")
@@ -174,7 +212,7 @@ def test_a_parent_that_is_gone_takes_it_along(broker, topic_prefix):
 
 @pytest.mark.faults
 def test_a_broker_that_stands_still_costs_no_cpu_and_loses_nothing(topic_prefix):
-    with apache_kafka() as broker, scene(broker, f"{topic_prefix}.p") as s:
+    with apache_kafka() as broker, scene(broker, topic_prefix) as s:
         s.until("ready")
         watched = psutil.Process(s.process.pid)
         s.open("r1")
@@ -200,7 +238,7 @@ def test_a_broker_that_stands_still_costs_no_cpu_and_loses_nothing(topic_prefix)
 
 @pytest.mark.faults
 def test_a_full_ring_is_a_declared_gap_and_the_engine_goes_on(topic_prefix):
-    with apache_kafka() as broker, scene(broker, f"{topic_prefix}.p", ring_bytes=64 << 10) as s:
+    with apache_kafka() as broker, scene(broker, topic_prefix, ring_bytes=64 << 10) as s:
         s.until("ready")
         s.open("r1")
         s.run("r1", 4)
