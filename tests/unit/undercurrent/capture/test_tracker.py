@@ -2,166 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.undercurrent.capture.tracker_sim import (
+    MAX_ROWS,
+    POINTS,
+    Job,
+    Sim,
+    decode_jobs,
+    point,
+)
 from undercurrent.capture import frames
-from undercurrent.capture.points import CapturePoint, Order, tap_groups
+from undercurrent.capture.points import CapturePoint, Order
 from undercurrent.capture.ring import Ring
 from undercurrent.capture.tracker import Batch, Tracker
 from undercurrent.errors import CaptureError
 from undercurrent.spec import ExtractionPoint
-
-WIDTH = 2
-MAX_ROWS = 64
-
-
-def point(name, position="*", layers=(0, 2), tensor="residual_stream", **fields):
-    spec = ExtractionPoint(
-        name=name, layers=layers, tensor_type=tensor, position=position, execution_mode="async", **fields
-    )
-    return CapturePoint.of(spec, layers=4, width=WIDTH, model_dtype="float32")
-
-
-POINTS = (
-    point("all"),
-    point("shared", "generated[*]"),
-    point("strided", "generated[1:9]", layers=(1,), stride=2),
-    point("last", "prompt[-1]", layers=(3,)),
-    point("norm", "prompt[*]", layers=(4,), tensor="final_norm"),
-)
-
-
-@dataclass
-class Job:
-    """One request of the simulated engine."""
-
-    name: str
-    prompt_len: int
-    total: int
-    cached: int
-    points: tuple[str, ...]
-    computed: int = 0
-    known: int = 0
-    opened: bool = False
-    furthest: int = 0
-    number: int = field(default=0)
-
-
-def truth(job, position, layers):
-    """The value that row must have: it names request, position, layer and element."""
-    base = job.number * 1_000_000 + position * 100
-    return np.array([[base + layer * 10 + i for i in range(WIDTH)] for layer in layers], dtype=np.float32)
-
-
-class Sim:
-    """An engine made of arithmetic, a tracker, and a reader that keeps what it reads."""
-
-    def __init__(self, jobs, *, ring_bytes=1 << 20, points=POINTS, **options):
-        self.jobs = jobs
-        for number, job in enumerate(jobs):
-            job.number, job.computed, job.known = number, job.cached, job.prompt_len
-        self.ring = Ring.create(ring_bytes)
-        self.reader = self.ring.reader()
-        self.points = {p.name: p for p in points}
-        self.buffers = {g: np.zeros((MAX_ROWS, g.row_bytes(WIDTH)), np.uint8) for g in tap_groups(points)}
-        options = {"check_plans": True, **options}
-        self.tracker = Tracker(points, self.buffers, self.ring.writer(), **options)
-        self.order = []
-        self.steps = 0
-        self.got = {}
-        self.opened, self.closed, self.seen = {}, {}, []
-
-    def step(self, counts, *, stale=()):
-        """Run one step of `counts`: tokens per job name, in this slot order."""
-        self.steps += 1
-        names = list(counts)
-        by_name = {job.name: job for job in self.jobs}
-        computed, starts, tokens = np.full(MAX_ROWS, -7, np.int32), np.full(MAX_ROWS + 1, -7, np.int32), []
-        starts[0] = 0
-        for slot, name in enumerate(names):
-            job = by_name[name]
-            if not job.opened:
-                self.open(job)
-            computed[slot] = job.computed
-            starts[slot + 1] = starts[slot] + counts[name]
-            for position in range(job.computed, job.computed + counts[name]):
-                for group, buffer in self.buffers.items():
-                    buffer[len(tokens)] = truth(job, position, group.layers).view(np.uint8).reshape(-1)
-                tokens.append(job.number * 1000 + position)
-        token_ids = np.array(tokens + [-1] * (MAX_ROWS - len(tokens)), np.int32)
-        self.tracker.step(Batch(self.steps, len(tokens), names, computed, starts, token_ids), stale)
-        for name in names:
-            job = by_name[name]
-            job.computed += counts[name]
-            job.furthest = max(job.furthest, job.computed)
-            if job.computed == job.known and job.known < job.total:
-                job.known += 1
-
-    def open(self, job):
-        job.opened = True
-        order = Order(request_id=job.name, attempt=1, points=job.points, partition=3)
-        self.tracker.open(job.name, order, index=0, prompt_len=job.prompt_len, cached_prefix=job.cached)
-
-    def read(self, at_most=None):
-        for frame in itertools.islice(self.reader.read(), at_most):
-            content = frames.decode(frame)
-            self.seen.append(content if not isinstance(content, frames.Step) else "step")
-            match content:
-                case frames.Open():
-                    assert content.stream not in self.opened
-                    self.opened[content.stream] = content
-                    self.got[content.stream] = []
-                case frames.Close():
-                    self.closed[content.stream] = content
-                case frames.Drop():
-                    for loss in content.losses:
-                        assert loss.stream not in self.closed
-                        self.got[loss.stream].append(("lost", loss))
-                case frames.Step():
-                    for stream, positions, token_ids, data in content.segments():
-                        assert stream not in self.closed
-                        self.take(stream, positions, token_ids, data)
-        self.reader.release()
-
-    def take(self, stream, positions, token_ids, data):
-        opened = self.opened[stream]
-        job = next(j for j in self.jobs if j.name == opened.request_id)
-        positions, token_ids = np.frombuffer(positions, "<i4"), np.frombuffer(token_ids, "<i4")
-        rows = np.frombuffer(data, "<f4").reshape(len(positions), len(opened.layers), opened.width)
-        for position, token_id, row in zip(positions, token_ids, rows, strict=True):
-            assert token_id == job.number * 1000 + position
-            assert np.array_equal(row, truth(job, int(position), opened.layers))
-            self.got[stream].append(("row", int(position)))
-
-    def check(self, *, lossless):
-        for stream, opened in self.opened.items():
-            job = next(j for j in self.jobs if j.name == opened.request_id)
-            wanted = list(self.points[opened.point].select(job.cached, job.furthest, job.prompt_len))
-            rows = [value for kind, value in self.got[stream] if kind == "row"]
-            losses = [value for kind, value in self.got[stream] if kind == "lost"]
-            closed = self.closed[stream]
-            lost = sum(loss.rows for loss in losses)
-            assert (closed.emitted, closed.dropped) == (len(rows), lost)
-            assert closed.last_pos == (rows[-1] if rows else -1)
-            assert rows == sorted(set(rows))
-            assert set(rows) <= set(wanted)
-            assert len(rows) + lost == len(wanted)
-            for loss in losses:
-                assert set(wanted) - set(rows) >= {loss.first_pos, loss.last_pos}
-            if lossless:
-                assert rows == wanted
-
-    def close(self):
-        self.tracker = None
-        self.ring.close()
 
 
 @st.composite
@@ -236,10 +98,6 @@ def test_what_a_full_ring_loses_is_declared_in_place(jobs, data):
         sim.check(lossless=False)
     finally:
         sim.close()
-
-
-def decode_jobs(count, total=40, points=("all", "strided")):
-    return [Job(name=f"job{i}", prompt_len=2, total=total, cached=0, points=points) for i in range(count)]
 
 
 def test_a_steady_decode_keeps_its_plan_and_gathers_around_uncaptured_requests():

@@ -2,303 +2,32 @@
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.unit.undercurrent.protocol.host_world import (
+    FINGERPRINT,
+    PARTITIONS,
+    POINT,
+    CountingRunner,
+    Member,
+    PlainReader,
+    block,
+    ended,
+    read_outputs,
+    started,
+)
 from undercurrent.protocol.host import ProbeHost
-from undercurrent.protocol.host_events import Commit, Emission, Fetch, Incoming, Read, SendAbort
+from undercurrent.protocol.host_events import Commit, Fetch, Incoming, Read, SendAbort
 from undercurrent.protocol.host_position import Committed, resume_from
 from undercurrent.protocol.messages import (
-    ActivationBlock,
-    BindingMode,
-    CommandKind,
-    CommandSource,
-    ControlCommand,
     EndReason,
-    ProbeVerdict,
     PublisherStarted,
-    StreamEnded,
-    StreamStarted,
-    VerdictAction,
-    VerdictKind,
 )
-from undercurrent.protocol.streams import Arrived, Closed, Opened
-
-POINT = "p"
-PARTITIONS = (0, 1)
-FINGERPRINT = "f" * 64
-
-
-def started(request, attempt, engine="e", incarnation=1, shard=0, shards=1, seq=0):
-    return StreamStarted(
-        request_id=request,
-        attempt=attempt,
-        point=POINT,
-        shard=shard,
-        shards=shards,
-        engine=engine,
-        incarnation=incarnation,
-        seq=seq,
-        prompt_len=1,
-        model="m",
-        tensor_type="residual_stream",
-        layers=(shard,),
-        width=1,
-        dtype="float32",
-        point_hash="",
-        started_at_us=0,
-    )
-
-
-def block(request, attempt, position, seq, engine="e", incarnation=1, shard=0):
-    return ActivationBlock(
-        request_id=request,
-        attempt=attempt,
-        point=POINT,
-        shard=shard,
-        engine=engine,
-        incarnation=incarnation,
-        tensor_type="residual_stream",
-        dtype="float32",
-        width=1,
-        layers=(shard,),
-        seq=seq,
-        step=0,
-        captured_at_us=0,
-        positions=struct.pack("<i", position),
-        token_ids=b"",
-        data=struct.pack("<f", position),
-    )
-
-
-def ended(request, attempt, seq, engine="e", incarnation=1, shard=0, reason=EndReason.FINISHED):
-    return StreamEnded(
-        request_id=request,
-        attempt=attempt,
-        point=POINT,
-        shard=shard,
-        engine=engine,
-        incarnation=incarnation,
-        seq=seq,
-        last_seq=max(0, seq - 1),
-        last_pos=-1,
-        layers=(shard,),
-        emitted=(0,),
-        dropped=(0,),
-        reason=reason,
-        ended_at_us=0,
-    )
-
-
-def verdict(stream, partition, offset, kind, **fields):
-    return ProbeVerdict(
-        request_id=stream.id.request_id,
-        attempt=stream.id.attempt,
-        index=stream.id.index,
-        point=POINT,
-        probe="probe",
-        service="s",
-        kind=kind,
-        mode=BindingMode.ABORT,
-        action=fields.pop("action", VerdictAction.CONTINUE),
-        source_partition=partition,
-        source_offset=offset,
-        decided_at_us=0,
-        **fields,
-    )
-
-
-class CountingRunner:
-    """A probe that sums positions and aborts at the third record: its state shows every record lost or doubled."""
-
-    def __init__(self):
-        self.runs = {}
-
-    def process(self, steps):
-        for step in steps:
-            key = (step.partition, step.event.stream.id)
-            match step.event:
-                case Opened(stream=stream):
-                    self.runs[key] = [0, 0, [], stream, -1, step.offset]
-                case Arrived(block=item, clear_up_to=clear):
-                    yield from self._arrived(self.runs[key], step, item, clear)
-                case Closed(stream=stream):
-                    run = self.runs.pop(key)
-                    yield from self._watermark(step.partition, run)
-                    yield Emission(
-                        verdict=verdict(
-                            stream,
-                            step.partition,
-                            step.offset,
-                            VerdictKind.RESULT,
-                            score=float(run[1]),
-                            scored=run[0],
-                            missing=stream.missing,
-                            complete=stream.complete,
-                            end_reason=stream.end_reason,
-                        )
-                    )
-
-    def _arrived(self, run, step, item, clear):
-        position = struct.unpack("<i", item.positions)[0]
-        run[0] += 1
-        run[1] += position
-        run[4], run[5] = clear, step.offset
-        if not step.silent:
-            run[2].append(position)
-        if run[0] == 3:
-            name = f"{item.request_id}/{item.attempt}/{step.offset}"
-            command = ControlCommand(
-                command_id=name,
-                kind=CommandKind.ABORT,
-                request_id=item.request_id,
-                source=CommandSource.PROBE,
-                issued_at_us=0,
-            )
-            said = verdict(
-                run[3],
-                step.partition,
-                step.offset,
-                VerdictKind.SIGNAL,
-                action=VerdictAction.ABORT,
-                token_pos=position,
-                command_id=name,
-            )
-            yield Emission(verdict=said, command=command, timestamp_us=step.timestamp_us)
-
-    def _watermark(self, partition, run):
-        if run[2]:
-            data = struct.pack(f"<{len(run[2])}i", *run[2])
-            run[2] = []
-            yield Emission(
-                verdict=verdict(
-                    run[3], partition, run[5], VerdictKind.WATERMARK, score_positions=data, clear_up_to=run[4]
-                )
-            )
-
-    def watermarks(self, partition):
-        for key, run in self.runs.items():
-            if key[0] == partition:
-                yield from (emission.verdict for emission in self._watermark(partition, run))
-
-    def forget(self, partition):
-        self.runs = {key: run for key, run in self.runs.items() if key[0] != partition}
-
-
-@dataclass
-class Member:
-    host: ProbeHost
-    fetch_from: dict[int, int] = field(default_factory=dict)
-    jumped: set[tuple[int, int]] = field(default_factory=set)
-
-
-def read_outputs(verdicts):
-    """Return (signals, results, scores) in a form that does not depend on how scores were cut into watermarks."""
-    signals, results, scores = Counter(), Counter(), {}
-    for item in verdicts:
-        name = (item.request_id, item.attempt, item.index)
-        if item.kind is VerdictKind.SIGNAL:
-            signals[*name, item.source_offset, item.token_pos, item.command_id] += 1
-        elif item.kind is VerdictKind.RESULT:
-            results[
-                *name, item.source_offset, item.score, item.scored, item.missing, item.complete, item.end_reason
-            ] += 1
-        else:
-            count = len(item.score_positions) // 4
-            scores.setdefault(name, []).extend(struct.unpack(f"<{count}i", item.score_positions))
-    return signals, results, scores
-
-
-class PlainReader:
-    """Reads one partition once, from its start, in the plainest way."""
-
-    def __init__(self, log):
-        self.signals, self.results, self.dead, self.scores = Counter(), Counter(), Counter(), {}
-        # Open ones: request, attempt, wanted shards, {shard: writer, next, started, ended}, count, total, missing.
-        self.streams = []
-        for offset, message in enumerate(log):
-            if message is None:
-                self.dead[offset] += 1
-            elif isinstance(message, PublisherStarted):
-                for stream in list(self.streams):
-                    writers = [shard["writer"] for shard in stream["shards"].values()]
-                    if any(engine == message.engine and number < message.incarnation for engine, number in writers):
-                        self.close(stream, offset, "lost", own_ends=False)
-            else:
-                self.take(offset, message)
-
-    def take(self, offset, message):
-        same = [stream for stream in self.streams if stream["request"] == message.request_id]
-        own = next((stream for stream in same if stream["attempt"] == message.attempt), None)
-        impossible = isinstance(message, StreamStarted) and message.shard >= message.shards
-        if impossible or (own is not None and message.shard >= own["wanted"]):
-            self.dead[offset] += 1
-        elif isinstance(message, StreamStarted):
-            self.start(offset, message, same, own)
-        elif isinstance(message, ActivationBlock):
-            self.block(offset, message, own)
-        elif own is not None:
-            self.end(offset, message, own)
-
-    def start(self, offset, message, same, own):
-        stale = any(stream["attempt"] > message.attempt for stream in same)
-        if stale or (own is not None and message.shard in own["shards"]):
-            self.dead[offset] += 1
-            return
-        if own is None:
-            for stream in same:
-                self.close(stream, offset, "superseded", own_ends=False)
-            own = {"request": message.request_id, "attempt": message.attempt, "wanted": message.shards, "shards": {}}
-            own |= {"count": 0, "total": 0, "missing": 0}
-            self.streams.append(own)
-        shard = self.shard(own, message)
-        shard["started"], shard["next"] = True, message.seq + 1
-        own["missing"] += message.seq
-
-    def block(self, offset, message, own):
-        shard = self.shard(own, message) if own else None
-        writer = (message.engine, message.incarnation)
-        if shard is None or shard["writer"] != writer or shard["ended"] or message.seq < shard["next"]:
-            self.dead[offset] += 1
-            return
-        own["missing"] += message.seq - shard["next"]
-        shard["next"] = message.seq + 1
-        position = struct.unpack("<i", message.positions)[0]
-        own["count"] += 1
-        own["total"] += position
-        self.scores.setdefault((message.request_id, message.attempt, 0), []).append(position)
-        if own["count"] == 3:
-            name = f"{message.request_id}/{message.attempt}/{offset}"
-            self.signals[message.request_id, message.attempt, 0, offset, position, name] += 1
-
-    def end(self, offset, message, own):
-        shard = self.shard(own, message)
-        if shard["ended"]:
-            return
-        shard["ended"] = True
-        if message.reason is EndReason.LOST:
-            self.close(own, offset, "lost", own_ends=False)
-            return
-        own["missing"] += max(0, message.seq - shard["next"])
-        if sum(shard["ended"] for shard in own["shards"].values()) >= own["wanted"]:
-            self.close(own, offset, "finished", own_ends=True)
-
-    def shard(self, own, message):
-        fresh = {"writer": (message.engine, message.incarnation), "next": 0, "started": False, "ended": False}
-        return own["shards"].setdefault(message.shard, fresh)
-
-    def close(self, stream, offset, reason, *, own_ends):
-        self.streams.remove(stream)
-        all_started = sum(shard["started"] for shard in stream["shards"].values()) >= stream["wanted"]
-        complete = own_ends and all_started and stream["missing"] == 0
-        words = (float(stream["total"]), stream["count"], stream["missing"], complete, reason)
-        self.results[stream["request"], stream["attempt"], 0, offset, *words] += 1
 
 
 class HostsUnderFire(RuleBasedStateMachine):
