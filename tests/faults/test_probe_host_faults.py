@@ -137,6 +137,28 @@ def check_replay(bench, traffic, config):
     assert (report["verdicts_compared"], report["scores_compared"]) == (pairs, pairs * traffic.blocks)
 
 
+def in_mid_stream(bench):
+    """Return a configuration, traffic of which some streams are open, and the host that has said something of them."""
+    config = bench.configure(BINDINGS)
+    traffic = Traffic(bench, count=8)
+    host = bench.start_host(config)
+    traffic.rounds(8)
+    bench.wait(bench.verdicts, "verdicts")
+    traffic.rounds(2)
+    assert len(traffic.open) >= 4
+    return config, traffic, host
+
+
+def finish(bench, traffic, config, *hosts):
+    """End every stream and then the hosts, which all must have lived to see it; nothing is missing or doubled."""
+    traffic.finish()
+    wait_for_results(bench, traffic)
+    assert all(host.running for host in hosts), bench.logs()
+    assert [host.terminate() for host in hosts] == [0] * len(hosts), bench.logs()
+    check_exactly_once(bench, traffic)
+    check_replay(bench, traffic, config)
+
+
 @pytest.mark.parametrize(
     ("assignor", "slot"),
     [(Assignor.COOPERATIVE_STICKY, "0"), (Assignor.CONSUMER, None), (Assignor.RANGE, None)],
@@ -159,35 +181,20 @@ def test_a_host_that_is_killed_in_mid_stream_writes_everything_once(apache_broke
             host.kill()
             traffic.rounds(2)
             host = bench.start_host(config)
-        traffic.finish()
-        wait_for_results(bench, traffic)
-        assert host.terminate() == 0, bench.logs()
-        check_exactly_once(bench, traffic)
-        check_replay(bench, traffic, config)
+        finish(bench, traffic, config, host)
 
 
 @pytest.mark.parametrize("assignor", [Assignor.COOPERATIVE_STICKY, Assignor.CONSUMER])
 def test_a_frozen_owner_that_thaws_writes_nothing_twice(apache_broker, tmp_path, assignor):
     with make_bench(apache_broker, tmp_path, assignor, partitions=1) as bench:
-        config = bench.configure(BINDINGS)
-        traffic = Traffic(bench, count=8)
-        frozen = bench.start_host(config)
-        traffic.rounds(8)
-        bench.wait(bench.verdicts, "verdicts")
-        traffic.rounds(2)
-        assert len(traffic.open) >= 4
+        config, traffic, frozen = in_mid_stream(bench)
         frozen.freeze()
         other = bench.start_host(config)
         seen = len(bench.verdicts())
         traffic.rounds(6)
         bench.wait(lambda: len(bench.verdicts()) > seen, "the other member took over", interval_s=0.5)
         frozen.thaw()
-        traffic.finish()
-        wait_for_results(bench, traffic)
-        assert (frozen.running, other.running) == (True, True), bench.logs()
-        assert (frozen.terminate(), other.terminate()) == (0, 0), bench.logs()
-        check_exactly_once(bench, traffic)
-        check_replay(bench, traffic, config)
+        finish(bench, traffic, config, frozen, other)
 
 
 @pytest.mark.parametrize("assignor", [Assignor.COOPERATIVE_STICKY, Assignor.CONSUMER])
@@ -208,11 +215,7 @@ def test_members_come_and_go_in_mid_stream(apache_broker, tmp_path, assignor):
         bench.wait(both_hold_some, "both members hold partitions", interval_s=0.2)
         assert len(traffic.open) >= 4
         assert first.terminate() == 0, bench.logs()
-        traffic.finish()
-        wait_for_results(bench, traffic)
-        assert second.terminate() == 0, bench.logs()
-        check_exactly_once(bench, traffic)
-        check_replay(bench, traffic, config)
+        finish(bench, traffic, config, second)
 
 
 def test_partitions_wait_for_the_open_transaction_of_their_last_owner(apache_broker, tmp_path):
@@ -242,20 +245,10 @@ def test_partitions_wait_for_the_open_transaction_of_their_last_owner(apache_bro
 
 def test_a_broker_that_dies_in_mid_stream_leaves_no_gap_and_no_double(tmp_path):
     with apache_kafka() as broker, make_bench(broker, tmp_path, Assignor.COOPERATIVE_STICKY) as bench:
-        config = bench.configure(BINDINGS)
-        traffic = Traffic(bench, count=8)
-        host = bench.start_host(config)
-        traffic.rounds(8)
-        bench.wait(bench.verdicts, "verdicts")
-        traffic.rounds(2)
-        assert len(traffic.open) >= 4
+        config, traffic, host = in_mid_stream(bench)
         broker.kill()
         broker.start()
-        traffic.finish()
-        wait_for_results(bench, traffic)
-        assert host.terminate() == 0, bench.logs()
-        check_exactly_once(bench, traffic)
-        check_replay(bench, traffic, config)
+        finish(bench, traffic, config, host)
 
 
 def test_a_broker_that_is_frozen_past_the_transactions_timeout_costs_no_output(tmp_path):
@@ -265,22 +258,12 @@ def test_a_broker_that_is_frozen_past_the_transactions_timeout_costs_no_output(t
         apache_kafka(properties=unfenced) as broker,
         make_bench(broker, tmp_path, Assignor.COOPERATIVE_STICKY) as bench,
     ):
-        config = bench.configure(BINDINGS)
-        traffic = Traffic(bench, count=8)
-        host = bench.start_host(config)
-        traffic.rounds(8)
-        bench.wait(bench.verdicts, "verdicts")
-        traffic.rounds(2)
-        assert len(traffic.open) >= 4
+        config, traffic, host = in_mid_stream(bench)
         broker.pause()
         thaw = threading.Timer(12.0, broker.resume)
         thaw.start()
         thaw.join()
-        traffic.finish()
-        wait_for_results(bench, traffic)
-        assert host.terminate() == 0, bench.logs()
-        check_exactly_once(bench, traffic)
-        check_replay(bench, traffic, config)
+        finish(bench, traffic, config, host)
 
 
 class _Nobody:

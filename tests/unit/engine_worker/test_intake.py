@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from engine_worker.intake import Offer, content_hash_of, finished_below, read_prompt
+from tests.unit import messages
 from undercurrent.codec import Codec
 from undercurrent.codec.framing import HEADER_BYTES
 from undercurrent.kafka.records import Record
-from undercurrent.protocol.messages import Accepted, PromptRequest, Sampling
+from undercurrent.protocol.messages import PromptRequest, Sampling
 from undercurrent.protocol.worker_types import Defect
 from undercurrent.topics import partition_of
 
@@ -79,10 +80,7 @@ def test_the_reason_stays_short_whatever_the_prompt_holds(fields):
 
 
 def test_bytes_that_are_no_prompt_keep_their_key_as_the_request():
-    started = Accepted(
-        request_id="r", attempt=1, engine="e", incarnation=1, epoch=1, prompt_partition=0, prompt_offset=0,
-        content_hash=b"", points=(), stream_partition=0, accepted_at_us=0,
-    )  # fmt: skip
+    started = messages.accepted()
     for value in (b"junk", b"", None, CODEC.encode(REQUEST)[:-1], CODEC.encode(started)):
         prompt = read_prompt(CODEC, record(value), OFFER)
         assert (prompt.request_id, prompt.defect.kind) == ("r", "undecodable")

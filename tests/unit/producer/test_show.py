@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from producer.show import BlockView, JsonView, StreamView, end_line, failed
+from tests.unit import messages
 from undercurrent.protocol.messages import (
     AbortCause,
     CommandSource,
@@ -19,17 +20,7 @@ from undercurrent.protocol.messages import (
 
 
 def event(kind: GenerationKind = GenerationKind.TOKENS, **fields: Any) -> GenerationEvent:
-    base: dict[str, Any] = {
-        "request_id": "r",
-        "attempt": 1,
-        "engine": "e",
-        "incarnation": 1,
-        "kind": kind,
-        "prompt_partition": 0,
-        "prompt_offset": 0,
-        "emitted_at_us": 1,
-    }
-    return GenerationEvent(**{**base, **fields})
+    return messages.event(kind=kind, **fields)
 
 
 def final(outcome: Outcome = Outcome.COMPLETED, **fields: Any) -> GenerationEvent:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.unit import messages
 from undercurrent.cli.demo.story import Story, Teller
 from undercurrent.protocol.messages import (
     AbortCause,
@@ -30,32 +31,11 @@ def story() -> Story:
 
 
 def accepted(request_id: str = "a", attempt: int = 1) -> Accepted:
-    return Accepted(
-        request_id=request_id,
-        attempt=attempt,
-        engine="engine",
-        incarnation=attempt,
-        epoch=1,
-        prompt_partition=0,
-        prompt_offset=0,
-        content_hash=b"",
-        points=("residual",),
-        stream_partition=0,
-        accepted_at_us=1,
-    )
+    return messages.accepted(request_id, attempt)
 
 
 def event(request_id: str = "a", attempt: int = 1, **fields: Any) -> GenerationEvent:
-    return GenerationEvent(
-        request_id=request_id,
-        attempt=attempt,
-        engine="engine",
-        incarnation=attempt,
-        prompt_partition=0,
-        prompt_offset=0,
-        emitted_at_us=1,
-        **fields,
-    )
+    return messages.event(request_id, attempt, **fields)
 
 
 def tokens(text: str, first: int = 0, **fields: Any) -> GenerationEvent:

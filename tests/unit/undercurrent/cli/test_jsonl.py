@@ -7,13 +7,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.unit import messages
 from undercurrent.cli.jsonl import MAX_LISTED, dumps, message_dict
 from undercurrent.errors import DecodeError
 from undercurrent.protocol.messages import (
-    Accepted,
     ActivationBlock,
     BindingMode,
-    GenerationEvent,
     GenerationKind,
     Guard,
     GuardState,
@@ -99,32 +98,10 @@ def test_an_array_that_does_not_fit_its_shape_is_an_error() -> None:
 
 
 def test_nested_records_enums_and_hashes_are_plain() -> None:
-    event = GenerationEvent(
-        request_id="r",
-        attempt=3,
-        engine="e",
-        incarnation=1,
-        kind=GenerationKind.FINAL,
-        prompt_partition=0,
-        prompt_offset=0,
-        outcome=Outcome.COMPLETED,
-        guards=(Guard(probe="g", state=GuardState.ABSENT),),
-        emitted_at_us=1,
-    )
+    guards = (Guard(probe="g", state=GuardState.ABSENT),)
+    event = messages.event(attempt=3, kind=GenerationKind.FINAL, outcome=Outcome.COMPLETED, guards=guards)
     shown = as_json(event)
     assert shown["outcome"] == "completed"
     assert shown["guards"] == [{"probe": "g", "clear_up_to": -1, "state": "absent"}]
-    accepted = Accepted(
-        request_id="r",
-        attempt=1,
-        engine="e",
-        incarnation=1,
-        epoch=1,
-        prompt_partition=0,
-        prompt_offset=0,
-        content_hash=b"\x01\xff",
-        points=("p",),
-        stream_partition=0,
-        accepted_at_us=1,
-    )
+    accepted = messages.accepted(content_hash=b"\x01\xff")
     assert as_json(accepted)["content_hash"] == "01ff"

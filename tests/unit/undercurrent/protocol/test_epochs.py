@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit import messages
 from undercurrent.errors import ProtocolError
 from undercurrent.protocol.commits import Progress
 from undercurrent.protocol.epochs import (
@@ -17,7 +18,6 @@ from undercurrent.protocol.epochs import (
     encode_metadata,
 )
 from undercurrent.protocol.generations import GenerationsReader
-from undercurrent.protocol.messages import Accepted
 
 PROMPTS = LogRange(10, 100)
 GENERATIONS = LogRange(5, 500)
@@ -95,19 +95,7 @@ def test_generations_that_are_gone_are_read_from_what_is_left(read_from):
 
 
 def accepted(offset, request_id=None):
-    return Accepted(
-        request_id=request_id or f"r{offset}",
-        attempt=1,
-        engine="e",
-        incarnation=1,
-        epoch=1,
-        prompt_partition=0,
-        prompt_offset=offset,
-        content_hash=b"",
-        points=(),
-        stream_partition=0,
-        accepted_at_us=0,
-    )
+    return messages.accepted(request_id or f"r{offset}", prompt_offset=offset, points=())
 
 
 def test_the_low_watermark_is_the_lowest_unfinished_prompt():

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.unit import messages
 from undercurrent.protocol.generations import GenerationsReader, Ruling
 from undercurrent.protocol.messages import (
     Accepted,
@@ -18,35 +19,13 @@ from undercurrent.protocol.messages import (
 
 
 def accepted(attempt: int, incarnation: int, *, n: int = 1) -> Accepted:
-    return Accepted(
-        request_id="r",
-        attempt=attempt,
-        engine="e",
-        incarnation=incarnation,
-        epoch=attempt,
-        prompt_partition=0,
-        prompt_offset=7,
-        content_hash=b"",
-        points=("p",),
-        stream_partition=0,
-        n=n,
-        accepted_at_us=0,
-    )
+    return messages.accepted(attempt=attempt, incarnation=incarnation, epoch=attempt, prompt_offset=7, n=n)
 
 
 def event(attempt: int, incarnation: int, kind: GenerationKind, *, index: int = 0) -> GenerationEvent:
-    return GenerationEvent(
-        request_id="r",
-        attempt=attempt,
-        index=index,
-        engine="e",
-        incarnation=incarnation,
-        kind=kind,
-        prompt_partition=0,
-        prompt_offset=7,
-        outcome=Outcome.COMPLETED if kind is GenerationKind.FINAL else None,
-        emitted_at_us=0,
-    )
+    outcome = Outcome.COMPLETED if kind is GenerationKind.FINAL else None
+    fields = {"index": index, "kind": kind, "outcome": outcome, "prompt_offset": 7}
+    return messages.event(attempt=attempt, incarnation=incarnation, **fields)
 
 
 def released(attempt: int, incarnation: int) -> Released:

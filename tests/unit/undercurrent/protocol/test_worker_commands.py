@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.unit import messages
 from tests.unit.undercurrent.protocol.worker_bench import CLAIM, LIMITS, Bench, order
 from undercurrent.protocol.messages import (
     AbortCause,
@@ -62,19 +63,9 @@ def test_an_abort_is_acknowledged_with_its_times_once_the_final_is_read():
 def test_a_command_that_a_dead_worker_has_carried_out_is_acknowledged_by_the_next():
     bench = Bench()
     bench.write(CLAIM)
-    final = GenerationEvent(
-        request_id="r",
-        attempt=2,
-        engine="dead",
-        incarnation=3,
-        kind=GenerationKind.FINAL,
-        prompt_partition=0,
-        prompt_offset=0,
-        outcome=Outcome.ABORTED,
-        abort=AbortCause(command_id="c", source=CommandSource.OPERATOR),
-        generated_tokens=4,
-        emitted_at_us=0,
-    )
+    cause = AbortCause(command_id="c", source=CommandSource.OPERATOR)
+    ended = {"kind": GenerationKind.FINAL, "outcome": Outcome.ABORTED, "abort": cause, "generated_tokens": 4}
+    final = messages.event(attempt=2, engine="dead", incarnation=3, **ended)
     bench.do(bench.core.command(order("r"), bench.now))
     bench.write(final)
     (ack,) = (action.ack for action in bench.take(Acknowledge))

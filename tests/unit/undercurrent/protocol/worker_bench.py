@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tests.unit import messages
 from undercurrent.protocol.epochs import Position
 from undercurrent.protocol.messages import (
-    Accepted,
     CommandKind,
     CommandSource,
     ControlCommand,
@@ -20,19 +20,7 @@ from undercurrent.protocol.worker_types import (
 
 LIMITS = WorkerLimits(max_in_flight=2, max_waiting=4, handover_s=2.0, shutdown_s=2.0, stream_end_timeout_s=3.0)
 
-CLAIM = Accepted(
-    request_id="r",
-    attempt=2,
-    engine="dead",
-    incarnation=3,
-    epoch=2,
-    prompt_partition=0,
-    prompt_offset=0,
-    content_hash=b"h",
-    points=("p",),
-    stream_partition=0,
-    accepted_at_us=0,
-)
+CLAIM = messages.accepted(attempt=2, engine="dead", incarnation=3, epoch=2, content_hash=b"h")
 
 
 class Bench:
