@@ -13,6 +13,7 @@ from undercurrent.protocol.messages import (
     AckOutcome,
     GuardState,
     Outcome,
+    ProbeHeartbeat,
     ProbeVerdict,
     StreamEnded,
     VerdictKind,
@@ -79,12 +80,16 @@ class Ring:
         self.hosts.append(host)
         return host
 
-    def verdicts(self, *kinds):
+    def said(self, kind):
+        """Return the messages of a kind on the verdicts topic."""
         topic = self.bench.plan.verdicts
         starts = {(topic, n): 0 for n in range(self.bench.plan.verdict_partitions)}
         with AssignedReader(self.bench.settings, starts, isolation=Isolation.READ_COMMITTED) as reader:
             found = [self.bench.codec.decode(record.value) for record in reader.read_to_end(30.0)]
-        return [v for v in found if isinstance(v, ProbeVerdict) and (not kinds or v.kind in kinds)]
+        return [message for message in found if isinstance(message, kind)]
+
+    def verdicts(self, *kinds):
+        return [verdict for verdict in self.said(ProbeVerdict) if not kinds or verdict.kind in kinds]
 
     def last_words(self, ids, probe="quiet"):
         """Return, of each request, attempt and final words of a probe."""
@@ -125,6 +130,8 @@ def test_worker_and_probe_host_killed_in_mid_generation(ring):
     assert {g.probe: g.state for g in final.guards} == {"quiet": GuardState.ABSENT, "loud": GuardState.ABSENT}
 
     host = ring.start_host(quiet="abort", loud="shadow")
+    # A busy machine takes longer to start a host than to answer the prompts that it is to see running.
+    bench.wait(lambda: any(beat.partitions for beat in ring.said(ProbeHeartbeat)), "a host that reads", 60)
     ids = bench.send(
         [f"request number {i} goes on" for i in range(8)], max_tokens=1500, temperature=0.0, ignore_eos=True
     )
