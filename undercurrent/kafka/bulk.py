@@ -20,12 +20,14 @@ from undercurrent.errors import ProducerFatalError
 from undercurrent.kafka.client import KafkaSettings, idempotent_producer_config, make_producer, reason_of
 from undercurrent.kafka.publisher import DeliveryError
 from undercurrent.kafka.records import Partition
+from undercurrent.kafka.stranding import is_stranded
 
 if TYPE_CHECKING:
     from confluent_kafka import Message, Producer
 
 _LINGER_MS = 600_000
 _WAIT_S = 0.5
+_ASK_INTERVAL_S = 15.0
 
 
 class Outgoing(NamedTuple):
@@ -58,6 +60,8 @@ class BulkPublisher:
     """An idempotent producer for whole cycles.
 
     It never gives up on a broker that does not answer: the caller's buffer, not this client's, decides what is lost.
+    Only where a broker does answer, and not to this client, it ends with `ProducerFatalError` (see
+    `undercurrent.kafka.stranding`): another client cannot know which of the cycle's records arrived.
 
     Args:
         settings: the connection.
@@ -74,6 +78,7 @@ class BulkPublisher:
             # An acknowledgement costs no call: when `flush` says that nothing is left, all but the failed arrived.
             "delivery.report.only.error": True,
         }
+        self._settings = settings
         self._producer: Producer | None = None
         self._refused: list[Refused] = []
 
@@ -127,10 +132,14 @@ class BulkPublisher:
                 self._refused.append(Refused(partition, record, _delivery_error(error)))
 
     def _flush(self, waiting: Callable[[float], None] | None) -> None:
-        started = time.monotonic()
+        started = asked = time.monotonic()
         while self._client.flush(_WAIT_S):
             if waiting is not None:
                 waiting(time.monotonic() - started)
+            if time.monotonic() - asked > _ASK_INTERVAL_S:
+                if is_stranded(self._settings, self._client):
+                    raise ProducerFatalError("the producer lost its brokers for good")
+                asked = time.monotonic()
         for refused in self._refused:
             if refused.error.fatal:
                 raise ProducerFatalError(f"the producer is fenced or broken: {refused.error.reason}")

@@ -10,6 +10,9 @@ the time, and comes back by itself.
     consumer.poll(0.1)                      # tells the watch, so the client has to be polled
     if watch.stranded:
         abandon(consumer)                   # and make another
+
+A producer may be idle and not polled for hours, and what a watch is told would pile up: it is asked instead, by
+`is_stranded`, when it does not get on.
 """
 
 from __future__ import annotations
@@ -22,8 +25,11 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaException
 
+from undercurrent.errors import UnreachableError
+from undercurrent.kafka.client import KafkaSettings, ping
+
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer
+    from confluent_kafka import Consumer, Producer
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +84,25 @@ class Watch:
     def look(self, statistics: str) -> None:
         """Take a look; the client calls this where it is polled."""
         self._looks_in_vain = 0 if has_a_way(statistics) else self._looks_in_vain + 1
+
+
+def is_stranded(settings: KafkaSettings, producer: Producer, limit_s: float = 3.0) -> bool:
+    """Return whether a new client reaches the cluster and this one does not.
+
+    Args:
+        settings: the connection.
+        producer: who is suspected.
+        limit_s: how long either may take; a client needs up to a second to connect anew.
+    """
+    try:
+        ping(settings, limit_s)
+    except UnreachableError:
+        return False
+    try:
+        producer.list_topics(timeout=limit_s)
+    except KafkaException:
+        return True
+    return False
 
 
 def abandon(consumer: Consumer) -> None:

@@ -37,19 +37,18 @@ from undercurrent.kafka.client import (
     KafkaSettings,
     error_of,
     make_producer,
-    ping,
     reason_of,
     transactional_producer_config,
 )
 from undercurrent.kafka.publisher import HeaderList
 from undercurrent.kafka.records import client_partition
+from undercurrent.kafka.stranding import is_stranded
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Producer
 
 logger = logging.getLogger(__name__)
 
-# How long a broker may take that is asked whether it is there; a client needs up to a second to connect anew.
 _ASK_S = 3.0
 
 Offsets = Mapping[tuple[str, int], tuple[int, str | None]]
@@ -212,19 +211,8 @@ class TransactionalWriter:
         return min(self._call_timeout_s, max(0.1, deadline - time.monotonic()))
 
     def _is_stranded(self, deadline: float) -> bool:
-        """Whether a new client reaches the cluster and this one does not.
-
-        It is asked rather than watched: an idle writer is not polled, and what a watch is told would pile up.
-        """
-        try:
-            ping(self._settings, min(_ASK_S, deadline - time.monotonic()))
-        except UnreachableError:
-            return False
-        try:
-            self._client().list_topics(timeout=_ASK_S)
-        except KafkaException:
-            return True
-        return False
+        limit_s = min(_ASK_S, deadline - time.monotonic())
+        return limit_s > 0 and is_stranded(self._settings, self._client(), limit_s)
 
     def _delivered(self, error: KafkaError | None, _message: object) -> None:
         if error is not None and self._failed is None:
