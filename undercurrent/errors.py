@@ -21,7 +21,7 @@
     │   ├── RetriableTransactionError  the same call may be made again
     │   ├── AbortableTransactionError  the transaction must be aborted, the writer lives on
     │   ├── FencedError                another writer took over, or this one is beyond use
-    │   └── StrandedError              this writer gets no answer; another one can go on
+    │   └── StrandedError              nobody did, yet this one is beyond use; another can go on
     ├── CaptureError             activations cannot be captured
     │   └── RingError            the shared-memory ring is unusable
     ├── EngineError              an engine refuses a request or died
@@ -151,7 +151,7 @@ class FencedError(TransactionError):
 
 
 class StrandedError(TransactionError):
-    """This writer gets no answer any more, though its cluster may; close it, and another one can go on in its place."""
+    """This writer cannot go on, though nobody took its id; close it, and another one can go on in its place."""
 
 
 class CaptureError(ProbingError):

@@ -55,4 +55,10 @@ ABORTABLE = frozenset(
     }
 )
 
+TRANSACTION_GONE = KafkaError.INVALID_TXN_STATE
+"""Fatal where a broker that was down ended the transaction, by its timeout, before the client could.
+
+An owner that lost its id is told so first: by its epoch.
+"""
+
 RETRIABLE = frozenset({KafkaError._TIMED_OUT, KafkaError.COORDINATOR_LOAD_IN_PROGRESS})

@@ -9,8 +9,9 @@
 
 Every call raises one of four errors: `RetriableTransactionError` (call it again), `AbortableTransactionError` (call
 `abort`, forget what was derived from the inputs and seek back), `FencedError` (another owner is there, or the client
-is beyond use: close) or `StrandedError` (the client knows no broker any more: close, and go on with another writer;
-what became of the open transaction is not known). One thread uses a writer.
+is beyond use: close) or `StrandedError` (nobody took the id, but this client cannot go on, e.g. since it finds no
+broker any more: close, and go on with another writer; what became of the open transaction is not known). One thread
+uses a writer.
 """
 
 from __future__ import annotations
@@ -225,7 +226,7 @@ def _timed_out(exc: KafkaException) -> bool:
 
 
 def classify(exc: KafkaException, first_failure: str | None = None) -> TransactionError:
-    """Return which of the three errors a failed transactional call is.
+    """Return which of the errors a failed transactional call is.
 
     Args:
         exc: what the client raised.
@@ -235,6 +236,8 @@ def classify(exc: KafkaException, first_failure: str | None = None) -> Transacti
     message = reason_of(exc) + (f"; first failed record: {first_failure}" if first_failure else "")
     if error is None:
         return AbortableTransactionError(message)
+    if error.fatal() and error.code() == codes.TRANSACTION_GONE:
+        return StrandedError(message)
     if error.fatal() or error.code() in codes.FENCED:
         return FencedError(message)
     if error.txn_requires_abort() or error.code() in codes.ABORTABLE:

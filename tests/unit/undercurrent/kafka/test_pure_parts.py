@@ -13,6 +13,7 @@ from undercurrent.errors import (
     ConfigError,
     FencedError,
     RetriableTransactionError,
+    StrandedError,
     TransactionError,
     UnreachableError,
 )
@@ -41,6 +42,8 @@ SETTINGS = KafkaSettings(bootstrap_servers="127.0.0.1:1")
         (KafkaError(KafkaError._FENCED), FencedError),
         (KafkaError(KafkaError.INVALID_PRODUCER_EPOCH, txn_requires_abort=True), FencedError),
         (KafkaError(KafkaError._FATAL, fatal=True), FencedError),
+        (KafkaError(KafkaError.INVALID_TXN_STATE, fatal=True), StrandedError),
+        (KafkaError(KafkaError.INVALID_TXN_STATE, txn_requires_abort=True), AbortableTransactionError),
         (KafkaError(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED), FencedError),
     ],
 )
