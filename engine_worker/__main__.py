@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from engine_worker.children import kill_descendants
 from engine_worker.config import WorkerConfig, worker_config
 from engine_worker.driver import EngineDriver
-from engine_worker.intake import Offer, finished_below
+from engine_worker.intake import Offer
 from engine_worker.member import Member
 from engine_worker.observer import Observer
 from engine_worker.outbox import Item, Outbox
@@ -27,6 +27,7 @@ from engine_worker.publisher import PublisherSettings
 from engine_worker.publisher_streams import Identity
 from engine_worker.publishing import PublisherProcess
 from engine_worker.records import letter_bytes
+from engine_worker.scan import Scan, scan
 from engine_worker.tail import LogTail
 from engine_worker.worker import EngineWorker, Parts
 from undercurrent.adapters.base import Engine
@@ -45,7 +46,6 @@ from undercurrent.kafka.subscriber import GroupSubscriber
 from undercurrent.protocol.guards import GuardBook
 from undercurrent.protocol.messages import EngineStarted
 from undercurrent.protocol.worker import WorkerCore
-from undercurrent.protocol.worker_partition import Finished
 from undercurrent.service.health import HealthServer, Heartbeat
 from undercurrent.service.logging import LogFormat, setup_logging
 from undercurrent.service.metrics import EngineMetrics, PublisherMetrics
@@ -57,7 +57,6 @@ Post = Callable[[Callable[[], None]], None]
 
 _ANNOUNCE_S = 60.0
 _DRAIN_S = 10.0
-_SCAN_S = 30.0
 
 
 def build_engine(config: WorkerConfig, ring: Ring | None) -> Engine:
@@ -272,14 +271,10 @@ class Assembly:
         starts: dict[tuple[str, int], int] = dict(ends.items())
         return AssignedReader(self.config.kafka, starts, isolation=Isolation.READ_COMMITTED, lookup=self._lookup)
 
-    def _scan(self, where: Partition, end: int) -> Mapping[str, Finished]:
-        """Return the prompts below an offset that are inside the window in which a repeated id has to be found."""
+    def _scan(self, where: Partition, end: int) -> Scan:
+        """Look for the prompts below an offset that are inside the window in which a repeated id has to be found."""
         since_ms = int(time.time() * 1000) - self.config.plan.dedupe_window_ms
-        start = self._lookup.at_time([where], since_ms)[where]
-        if start >= end:
-            return {}
-        with AssignedReader(self.config.kafka, {where: start}, lookup=self._lookup) as reader:
-            return finished_below(end, reader.read_to_end(_SCAN_S))
+        return scan(self.config.kafka, self._lookup, where, end, since_ms)
 
     async def _end(self, parts: Parts, publisher: PublisherProcess | None) -> None:
         """Leave nothing behind: everything written is acknowledged, everything committed is committed."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine_worker.scan import Scan
 from undercurrent.errors import CommitError, UnreachableError
 from undercurrent.kafka.events import PartitionProblem
 from undercurrent.kafka.offsets import OffsetLookup
@@ -63,6 +64,7 @@ class _Taking:
     position: Position | None = None
     sent_s: float = 0.0
     ok: bool = False
+    scan: Scan | None = None
 
 
 class Member:
@@ -73,7 +75,7 @@ class Member:
         generations: its generations topic.
         make_subscriber: makes the group member for a handler of rebalances, on the thread.
         lookup: says where logs begin and end.
-        scan: returns finished prompts below an offset, in which a repeated id has to be found.
+        scan: looks for the finished prompts below an offset, in which a repeated id has to be found.
         post: runs a function on the loop's thread.
         listener: hears.
         heartbeat: of the thread.
@@ -87,7 +89,7 @@ class Member:
         generations: str,
         make_subscriber: Callable[[RebalanceHandler], GroupSubscriber],
         lookup: OffsetLookup,
-        scan: Callable[[Partition, int], Mapping[str, Finished]],
+        scan: Callable[[Partition, int], Scan],
         post: Callable[[Callable[[], None]], None],
         listener: MemberListener,
         heartbeat: Heartbeat,
@@ -227,7 +229,7 @@ class Member:
         """Bring partitions that were assigned one step further."""
         for number, taking in list(self._taking.items()):
             if taking.ok and taking.position is not None:
-                self._taken(subscriber, number, taking.position)
+                self._look_back(subscriber, number, taking, taking.position)
             elif taking.position is None or time.monotonic() - taking.sent_s > _EPOCH_RETRY_S:
                 self._commit_epoch(subscriber, number, taking)
 
@@ -258,12 +260,17 @@ class Member:
         serial = -beginning.position.epoch
         self._commit(subscriber, number, beginning.position.offset, encode_metadata(beginning.position), serial)
 
-    def _taken(self, subscriber: GroupSubscriber, number: int, position: Position) -> None:
+    def _look_back(self, subscriber: GroupSubscriber, number: int, taking: _Taking, position: Position) -> None:
         where = Partition(self._prompts, number)
         try:
-            past = self._scan(where, position.offset)
+            if taking.scan is None:
+                taking.scan = self._scan(where, position.offset)
+            past = next(taking.scan)
         except UnreachableError as exc:
+            taking.scan = None
             logger.warning("%s: looking for finished prompts again: %s", where, exc)
+            return
+        if past is None:
             return
         del self._taking[number]
         self._epochs[number] = position.epoch

@@ -61,7 +61,7 @@ class Outbox:
         self._failed = failed
         self._queues: dict[Partition, deque[Item]] = {}
         self._unacked: dict[Partition, int] = {}
-        # Partitions of which the client has nothing, because others fill it; in the order in which they came.
+        # Partitions of which the client has nothing, because others fill it; tried in turn.
         self._held: dict[Partition, None] = {}
         self._offering = False
         self._stop = threading.Event()

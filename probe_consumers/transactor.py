@@ -166,7 +166,7 @@ class Transactor:
         # Beyond use. A slot's id belongs to somebody else now; a random one was ours alone, and the broker ends what
         # is open under it by its timeout.
         self._writer = None
-        writer.close()
+        writer.close(0.0)
         if self._stable and isinstance(cause, FencedError):
             raise cause
 

@@ -89,8 +89,9 @@ class TopicPlan:
         activations_retention_ms: of activations.
         control_retention_ms: of control.
         longest_generation_ms: longest time from a prompt's start to its final.
-        dedupe_window_ms: how far back a repeated request id is found; prompts of so long are read again whenever a
-            partition changes hands, and remembered meanwhile.
+        dedupe_window_ms: how far back a repeated request id is found, counted from when its turn comes, so that the
+            time for which it waited counts too; prompts of so long are read again whenever a partition changes hands,
+            and remembered meanwhile.
         replication_factor: copies of each partition.
         activation_bytes: largest record batch of an activations topic.
     """

@@ -22,6 +22,40 @@ LOOKAHEAD = 64
 
 
 @dataclass(slots=True)
+class Batch:
+    """The batch of one step. The arrays may be longer than needed, and live views: they are read during `step` alone.
+
+    An engine whose arrays stay where they are keeps one of these and sets `step`, `rows` and `engine_ids`.
+
+    Args:
+        step: number of the step, growing.
+        rows: of this step.
+        engine_ids: the requests, in slot order [n].
+        computed: positions computed before this step, int32 [>= n].
+        starts: first row of each slot, and the row after the last, int32 [>= n + 1].
+        token_ids: input token id of each row, int32 [>= rows].
+    """
+
+    step: int
+    rows: int
+    engine_ids: list[str]
+    computed: npt.NDArray[np.int32]
+    starts: npt.NDArray[np.int32]
+    token_ids: npt.NDArray[np.int32]
+    # The same memory as bytes: after a forward pass the caches hold none of our code, and to slice, compare and copy
+    # bytes takes far less of it than NumPy's dispatch does.
+    computed_bytes: memoryview = field(init=False)
+    starts_bytes: memoryview = field(init=False)
+    token_bytes: memoryview = field(init=False)
+
+    def __post_init__(self) -> None:
+        """View the arrays as bytes."""
+        self.computed_bytes = self.computed.data.cast("B")
+        self.starts_bytes = self.starts.data.cast("B")
+        self.token_bytes = self.token_ids.data.cast("B")
+
+
+@dataclass(slots=True)
 class Stream:
     """One request at one point, and what became of its rows so far.
 

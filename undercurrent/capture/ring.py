@@ -65,8 +65,7 @@ from undercurrent.errors import RingError
 __all__ = ["ALIGNMENT", "FRAME_HEAD_BYTES", "PAD", "Frame", "Ring", "RingReader", "RingStats", "RingWriter"]
 
 _NOTE_AT, _NOTE_BYTES = 1024, 3000
-# Of linux/mman.h; `mmap` does not name them.
-_MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
+_MADV_POPULATE_WRITE = 23  # of linux/mman.h; `mmap` does not name it
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +235,9 @@ class Ring:
             RingError: another living process has it.
         """
         _claim(self.words, W_WRITER_PID, "writer")
-        self._populate(_MADV_POPULATE_WRITE)
+        # MAP_POPULATE has mapped the pages of a shared mapping for reading alone. A kernel before 5.14 knows no advice.
+        with contextlib.suppress(OSError):
+            self._map.madvise(_MADV_POPULATE_WRITE)
         return RingWriter(self.words, self.data)
 
     def reader(self) -> RingReader:
@@ -246,14 +247,7 @@ class Ring:
             RingError: another living process has it.
         """
         _claim(self.words, W_READER_PID, "reader")
-        self._populate(_MADV_POPULATE_READ)
         return RingReader(self.words, self.data)
-
-    def _populate(self, advice: int) -> None:
-        """Map every page now: else each is a fault in the middle of a step until the ring has gone round once."""
-        # A kernel before 5.14 does not know it.
-        with contextlib.suppress(OSError):
-            self._map.madvise(advice)
 
     def close(self) -> None:
         """Give the mapping and the descriptor back. Views still held keep the memory until they go."""

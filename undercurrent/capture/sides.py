@@ -198,7 +198,7 @@ class RingWriter:
 
     def _place(self, kind: int, size: int, keep: int) -> int:
         """Write a frame's head and return its payload's offset, or -1 if `keep` bytes would not stay free."""
-        total = (FRAME_HEAD_BYTES + size + ALIGNMENT - 1) & -ALIGNMENT
+        total = (FRAME_HEAD_BYTES + size + ALIGNMENT - 1) & -ALIGNMENT  # `aligned`, without a call on the step's path
         cursor, capacity = self._cursor, self._capacity
         start = cursor % capacity
         rest = capacity - start

@@ -18,13 +18,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from undercurrent.capture.frames import STEP_HEAD, STEP_STAMP, Close, Drop, Fault, FrameKind, Loss, Open, encode
-from undercurrent.capture.plan import Lane, Plan, Request, Stream, build_plan
+from undercurrent.capture.plan import Batch, Lane, Plan, Request, Stream, build_plan
 from undercurrent.capture.points import CapturePoint, Order, TapGroup, tap_groups
 from undercurrent.capture.sides import RingWriter
 from undercurrent.errors import CaptureError
@@ -33,40 +32,6 @@ _HEAD_ROWS_BYTES = 32
 _WAIT_S = 0.0005
 _LOSSES_PER_FRAME = 32
 _MAX_DETAIL = 500
-
-
-@dataclass(slots=True)
-class Batch:
-    """The batch of one step. The arrays may be longer than needed, and live views: they are read during `step` alone.
-
-    An engine whose arrays stay where they are keeps one of these and sets `step`, `rows` and `engine_ids`.
-
-    Args:
-        step: number of the step, growing.
-        rows: of this step.
-        engine_ids: the requests, in slot order [n].
-        computed: positions computed before this step, int32 [>= n].
-        starts: first row of each slot, and the row after the last, int32 [>= n + 1].
-        token_ids: input token id of each row, int32 [>= rows].
-    """
-
-    step: int
-    rows: int
-    engine_ids: list[str]
-    computed: npt.NDArray[np.int32]
-    starts: npt.NDArray[np.int32]
-    token_ids: npt.NDArray[np.int32]
-    # The same memory as bytes: after a forward pass the caches hold none of our code, and to slice, compare and copy
-    # bytes takes far less of it than NumPy's dispatch does.
-    computed_bytes: memoryview = field(init=False)
-    starts_bytes: memoryview = field(init=False)
-    token_bytes: memoryview = field(init=False)
-
-    def __post_init__(self) -> None:
-        """View the arrays as bytes."""
-        self.computed_bytes = self.computed.data.cast("B")
-        self.starts_bytes = self.starts.data.cast("B")
-        self.token_bytes = self.token_ids.data.cast("B")
 
 
 class Tracker:
@@ -106,6 +71,7 @@ class Tracker:
         self._requests: dict[str, Request] = {}
         self._keys: set[tuple[str, int, int]] = set()
         self._plan: Plan | None = None
+        self._needed: Plan | None = None  # with `check_plans`: what a plan in use must be equal to
         self._lanes = 0
         self._gave_up_at = -1
         self._streams = 0
@@ -264,10 +230,10 @@ class Tracker:
         # What was lost must be declared before anything else of its stream is written.
         full = bool(self._losses) and not self._declare_losses(wait=False)
         lost: set[str] = set()
+        if plan.steps:
+            self._advance(plan, batch)
         for lane in plan.lanes:
             name = lane.point.name
-            if plan.steps:
-                self._advance(lane, batch)
             if lane.point.group in stale:
                 self._lose(lane, "stale_tap")
             elif full or name in lost or not self._emit(lane, batch, now_us):
@@ -288,8 +254,10 @@ class Tracker:
             and plan.starts == batch.starts_bytes[: size + 4].tobytes()
             and plan.engine_ids == batch.engine_ids
         ):
-            if self._check_plans and not plan.same_rows(self._build(batch)):
-                raise CaptureError("the plan in use differs from the one this step needs")
+            if self._check_plans:
+                self._needed = self._build(batch)
+                if not plan.same_rows(self._needed):
+                    raise CaptureError("the plan in use differs from the one this step needs")
             return plan
         self._retire()
         self._plan = self._build(batch)
@@ -305,14 +273,18 @@ class Tracker:
         computed = batch.computed[:count]
         return build_plan(self._lanes, batch.engine_ids, computed, starts, self._requests, points, self._max_rows)
 
-    @staticmethod
-    def _advance(lane: Lane, batch: Batch) -> None:
+    def _advance(self, plan: Plan, batch: Batch) -> None:
         """Set the positions of a later step: one row a slot, whose position is what the slot had computed before."""
-        if lane.first >= 0:
-            lane.position_bytes[:] = batch.computed_bytes[4 * lane.first : 4 * lane.end]
-        else:
-            # mode="clip": with "raise" NumPy gathers into a buffer of its own first.
-            batch.computed.take(lane.rows, out=lane.positions, mode="clip")
+        for lane in plan.lanes:
+            if lane.first >= 0:
+                lane.position_bytes[:] = batch.computed_bytes[4 * lane.first : 4 * lane.end]
+            else:
+                # mode="clip": with "raise" NumPy gathers into a buffer of its own first.
+                batch.computed.take(lane.rows, out=lane.positions, mode="clip")
+        if self._needed is not None:
+            for lane, needed in zip(plan.lanes, self._needed.lanes, strict=True):
+                if lane.position_bytes != needed.position_bytes:
+                    raise CaptureError("the positions of the plan in use differ from those that this step needs")
 
     def _retire(self) -> None:
         if self._plan is not None:

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 _LINGER_MS = 600_000
 _WAIT_S = 0.5
-_ASK_INTERVAL_S = 15.0
+# Longer than a broker waits for a follower that lags (`replica.lag.time.max.ms`): meanwhile it answers nothing else on
+# that connection, and the client only looks lost.
+_ASK_INTERVAL_S = 35.0
 
 
 class Outgoing(NamedTuple):

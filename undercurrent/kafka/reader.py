@@ -103,10 +103,9 @@ class AssignedReader:
         Raises:
             UnreachableError: the client is beyond use.
         """
-        records = self._sort(poll_messages(self._client(), max_records, timeout_s))
         if self._watch.stranded:
             self._replace()
-        return records
+        return self._sort(poll_messages(self._client(), max_records, timeout_s))
 
     def take_events(self) -> list[PartitionEvent]:
         """Return the problems of partitions since the last call."""

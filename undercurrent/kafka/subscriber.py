@@ -100,9 +100,11 @@ class _Client:
 
     def give_up(self) -> list[CommitResult]:
         """End the client without waiting; return what became of commits, those under way as failed."""
-        abandon(self.consumer)
         failed = [CommitResult(offsets, "the client lost its brokers", retriable=True) for offsets in self.under_way]
-        return self.commit_results + failed
+        results = self.commit_results + failed
+        # What its last moments tell, on another thread, is nobody's any more.
+        abandon(self.consumer)
+        return results
 
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         offsets = {Partition(answer.topic, answer.partition): answer.offset for answer in partitions}

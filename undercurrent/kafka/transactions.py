@@ -176,14 +176,14 @@ class TransactionalWriter:
         self._open = False
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Abort what is open if that can be done within `timeout_s`, and end the client."""
+        """Abort what is open if that can be done within `timeout_s`, with 0 not at all, and end the client."""
         if self._producer is None:
             return
         # Dropping the client ends it at once. Its own `close` would try an abort without a limit, also where nothing is
         # open but the id was never taken: with a broker that is gone it blocks for good.
         producer, self._producer = self._producer, None
         was_open, self._open = self._open, False
-        if was_open:
+        if was_open and timeout_s > 0:
             try:
                 producer.abort_transaction(timeout_s)
             except KafkaException as exc:

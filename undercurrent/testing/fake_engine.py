@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from undercurrent.adapters.base import EngineDelta, EngineInfo, EngineRequest
+from undercurrent.capture.plan import Batch
 from undercurrent.capture.points import CapturePoint, Order, TapGroup
 from undercurrent.capture.ring import Ring
-from undercurrent.capture.tracker import Batch, Tracker
+from undercurrent.capture.tracker import Tracker
 from undercurrent.errors import BadRequestError, ConfigError, EngineDeadError
 from undercurrent.spec import ExtractionPoint
 

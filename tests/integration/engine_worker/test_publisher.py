@@ -14,9 +14,10 @@ import pytest
 
 from engine_worker.publisher import PublisherSettings
 from engine_worker.publisher_streams import Identity
+from undercurrent.capture.plan import Batch
 from undercurrent.capture.points import CapturePoint, Order
 from undercurrent.capture.ring import Ring
-from undercurrent.capture.tracker import Batch, Tracker
+from undercurrent.capture.tracker import Tracker
 from undercurrent.codec import Codec, as_array, positions, token_ids
 from undercurrent.kafka.admin import TopicAdmin
 from undercurrent.kafka.reader import AssignedReader

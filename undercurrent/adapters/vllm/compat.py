@@ -1,4 +1,4 @@
-"""The only reader of vLLM's private names. It is tested on the versions of `version_check`.
+"""The reader of vLLM's private names, beside `owned`. It is tested on the versions of `version_check`.
 
 `install` wraps one method of vLLM's worker class; the rest is done on the worker's instance, after its model is loaded.
 `RunnerV1` says what the rows of a step are. `refusals` names what capture does not support.
@@ -19,8 +19,8 @@ from vllm.config import CompilationMode, VllmConfig
 from vllm.v1.worker import gpu_worker
 
 from undercurrent.adapters.vllm.settings import settings_of
+from undercurrent.capture.plan import Batch
 from undercurrent.capture.points import CapturePoint
-from undercurrent.capture.tracker import Batch
 from undercurrent.errors import CaptureError
 from undercurrent.spec import ExtractionPoint
 

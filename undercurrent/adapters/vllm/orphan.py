@@ -16,32 +16,28 @@ logger = logging.getLogger(__name__)
 
 
 def end_with(owner_pid: int) -> None:
-    """End this worker, and the engine core that started it, as soon as their owner has ended, however it did.
+    """End this process as soon as its owner has ended, however it did.
 
     Args:
         owner_pid: the process that drives the engine.
     """
-    core_pid = os.getppid()
     try:
         owner = os.pidfd_open(owner_pid)
     except ProcessLookupError:
-        _end(core_pid, owner_pid)
+        _end(owner_pid)
         return
     # The thread sleeps in the kernel until that one event: it costs the engine nothing.
-    threading.Thread(target=_watch, args=(owner, core_pid, owner_pid), name="owner watch", daemon=True).start()
+    threading.Thread(target=_watch, args=(owner, owner_pid), name="owner watch", daemon=True).start()
 
 
-def _watch(owner: int, core_pid: int, owner_pid: int) -> None:
+def _watch(owner: int, owner_pid: int) -> None:
     poller = select.poll()
     poller.register(owner, select.POLLIN)
     while not poller.poll():
         continue
-    _end(core_pid, owner_pid)
+    _end(owner_pid)
 
 
-def _end(core_pid: int, owner_pid: int) -> None:
+def _end(owner_pid: int) -> None:
     logger.error("process %d, which drives this engine, is gone: the engine ends", owner_pid)
-    # Where the worker runs inside the engine core its parent is the owner itself, or whoever inherits orphans.
-    if core_pid not in {owner_pid, 1} and os.getppid() == core_pid:
-        os.kill(core_pid, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)

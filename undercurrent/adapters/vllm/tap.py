@@ -2,7 +2,8 @@
 
 One buffer [max rows, layers, width] per tap group, so that all layers of a token stand side by side: the rows of a
 record are one slice. A tap is a `torch.library` op that mutates its buffer, so that a compiler which meets it cannot
-drop it. The stamp is written by the same op: a tap that did not run in a step is seen by its stamp, not believed.
+drop it; on a CPU, where nothing is compiled yet, it is the same copy without the dispatcher around it. The stamp is
+written with the copy: a tap that did not run in a step is seen by its stamp, not believed.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ class TapSet:
         max_rows: most rows of a step.
         device: of the model.
         max_tap_bytes: refuse beyond this.
+        on_host: write the stamps from Python, without the op; by default where the model runs on the CPU.
 
     Raises:
         CaptureError: the buffers would be too large, or the model lacks a part.
@@ -98,6 +100,7 @@ class TapSet:
         max_rows: int,
         device: torch.device,
         max_tap_bytes: int,
+        on_host: bool | None = None,
     ) -> None:
         self.bytes = sum(group.row_bytes(width) for group in groups) * max_rows
         if self.bytes > max_tap_bytes:
@@ -131,7 +134,7 @@ class TapSet:
         self._stamps_host = self._stamps if device.type == "cpu" else torch.zeros(count, dtype=torch.int64)
         self._stamp_array: npt.NDArray[np.int64] = self._stamps_host.numpy()
         # On the host itself the stamps and the step's number are plain memory, and taps need no dispatcher.
-        self._on_host = device.type == "cpu"
+        self._on_host = device.type == "cpu" if on_host is None else on_host
         self._stamp_words = memoryview(self._stamp_array)
         self._rows = 0
         self._fresh = b""
@@ -150,14 +153,15 @@ class TapSet:
             step: its number, above 0.
             rows: that it has; a module that computes another number of rows is not believed.
         """
-        if not self._on_host:
+        if self._on_host:
+            self._number = step
+        else:
             self._step.fill_(step)
-        self._number = step
         self._fresh = step.to_bytes(8, sys.byteorder) * len(self.taps)
         if rows != self._rows:
             self._rows = rows
             self._rows_shape = torch.Size((rows, self._width))
-            self._targets = [tap.out[:rows] for tap in self.taps]
+            self._targets = [tap.out[:rows] for tap in self.taps] if self._on_host else []
         self._shape = self._rows_shape
         self.error = None
 

@@ -19,9 +19,10 @@ from tests.unit.undercurrent.capture.tracker_sim import (
     point,
 )
 from undercurrent.capture import frames
+from undercurrent.capture.plan import Batch
 from undercurrent.capture.points import CapturePoint, Order
 from undercurrent.capture.ring import Ring
-from undercurrent.capture.tracker import Batch, Tracker
+from undercurrent.capture.tracker import Tracker
 from undercurrent.errors import CaptureError
 from undercurrent.spec import ExtractionPoint
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from undercurrent.capture import frames
+from undercurrent.capture.plan import Batch
 from undercurrent.capture.points import CapturePoint, Order, tap_groups
 from undercurrent.capture.ring import Ring
-from undercurrent.capture.tracker import Batch, Tracker
+from undercurrent.capture.tracker import Tracker
 from undercurrent.spec import ExtractionPoint
 
 WIDTH = 2
@@ -70,6 +71,8 @@ class Sim:
         self.tracker = Tracker(points, self.buffers, self.ring.writer(), **options)
         self.order = []
         self.steps = 0
+        # One for all steps, whose arrays stay where they are, as an engine's do.
+        self.batch = Batch(0, 0, [], *(np.zeros(MAX_ROWS + 1, np.int32) for _ in range(3)))
         self.got = {}
         self.opened, self.closed, self.seen = {}, {}, []
 
@@ -78,7 +81,9 @@ class Sim:
         self.steps += 1
         names = list(counts)
         by_name = {job.name: job for job in self.jobs}
-        computed, starts, tokens = np.full(MAX_ROWS, -7, np.int32), np.full(MAX_ROWS + 1, -7, np.int32), []
+        computed, starts, token_ids, tokens = self.batch.computed, self.batch.starts, self.batch.token_ids, []
+        for array in (computed, starts, token_ids):
+            array[:] = -7  # what is left of an earlier step means nothing
         starts[0] = 0
         for slot, name in enumerate(names):
             job = by_name[name]
@@ -90,8 +95,9 @@ class Sim:
                 for group, buffer in self.buffers.items():
                     buffer[len(tokens)] = truth(job, position, group.layers).view(np.uint8).reshape(-1)
                 tokens.append(job.number * 1000 + position)
-        token_ids = np.array(tokens + [-1] * (MAX_ROWS - len(tokens)), np.int32)
-        self.tracker.step(Batch(self.steps, len(tokens), names, computed, starts, token_ids), stale)
+        token_ids[: len(tokens)] = tokens
+        self.batch.step, self.batch.rows, self.batch.engine_ids = self.steps, len(tokens), names
+        self.tracker.step(self.batch, stale)
         for name in names:
             job = by_name[name]
             job.computed += counts[name]

@@ -15,6 +15,13 @@ from undercurrent.errors import CaptureError
 WIDTH, LAYERS, VOCAB, ROWS = 16, 3, 50, 32
 
 
+@pytest.fixture(params=[True, False], ids=["on the host", "by the op"], autouse=True)
+def on_host(request, monkeypatch):
+    """How taps copy: everything here holds for both ways."""
+    monkeypatch.setattr(TapSet.__init__, "__kwdefaults__", {"on_host": request.param})
+    return request.param
+
+
 class Norm(nn.Module):
     """A norm that adds a residual first if it gets one, in place as fused kernels do."""
 
@@ -124,13 +131,16 @@ def test_a_tap_that_does_not_fire_is_refused():
         check(model, parts, taps)
 
 
-def test_a_tap_that_copies_something_else_is_refused(monkeypatch):
+def test_a_tap_that_copies_something_else_is_refused(monkeypatch, on_host):
     model, parts, taps = build("fused", ("mlp_out",))
+    if not on_host:
+        taps.taps[0].out, taps.taps[1].out = taps.taps[1].out, taps.taps[0].out
     arm = taps.arm
 
     def arm_crossed(step, rows):
         arm(step, rows)
-        taps._targets = [tap.out[:rows] for tap in reversed(taps.taps)]
+        if on_host:
+            taps._targets = [tap.out[:rows] for tap in reversed(taps.taps)]
 
     monkeypatch.setattr(taps, "arm", arm_crossed)
     with pytest.raises(CaptureError, match="copied something else"):

@@ -1,0 +1,65 @@
+"""What a step's batch is read from: arrays of the model runner that stay where they are, until they do not."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from undercurrent.errors import CaptureError
+
+pytestmark = pytest.mark.vllm
+
+
+def reader_of(runner):
+    from undercurrent.adapters.vllm.compat import RunnerV1
+
+    return RunnerV1(runner)
+
+
+def a_runner():
+    return SimpleNamespace(
+        query_start_loc=SimpleNamespace(np=np.array([0, 1, 2, 0], np.int32)),
+        input_ids=SimpleNamespace(np=np.array([7, 8, 0, 0], np.int32)),
+        input_batch=SimpleNamespace(
+            req_ids=["a", "b"], num_reqs=2, num_computed_tokens_cpu=np.array([4, 9, 0], np.int32), vocab_size=50
+        ),
+        max_num_tokens=4,
+    )
+
+
+def test_one_batch_serves_every_step_and_sees_what_the_runner_writes():
+    runner = a_runner()
+    reader = reader_of(runner)
+    first = reader.batch(1, 2)
+    runner.input_batch.num_computed_tokens_cpu[:2] = 5, 10
+    runner.input_batch.req_ids = ["a", "c"]
+    second = reader.batch(2, 2)
+    assert second is first
+    assert (second.step, second.engine_ids) == (2, ["a", "c"])
+    assert np.frombuffer(second.computed_bytes, np.int32).tolist() == [5, 10, 0]
+
+
+@pytest.mark.parametrize("moved", ["computed", "starts", "token_ids"])
+def test_an_array_that_moved_is_seen(moved):
+    runner = a_runner()
+    reader = reader_of(runner)
+    reader.batch(1, 2)
+    new = np.array([1, 2, 3, 4], np.int32)
+    match moved:
+        case "computed":
+            runner.input_batch.num_computed_tokens_cpu = new
+        case "starts":
+            runner.query_start_loc.np = new
+        case "token_ids":
+            runner.input_ids.np = new
+    batch = reader.batch(2, 2)
+    views = {"computed": batch.computed_bytes, "starts": batch.starts_bytes, "token_ids": batch.token_bytes}
+    assert getattr(batch, moved) is new
+    assert views[moved].tobytes() == new.tobytes()
+
+
+def test_ids_that_do_not_fit_the_count_are_refused():
+    runner = a_runner()
+    runner.input_batch.num_reqs = 3
+    with pytest.raises(CaptureError, match="2 request ids stand in a batch of 3"):
+        reader_of(runner).batch(1, 2)
