@@ -169,6 +169,8 @@ class Broker:
         """Freeze it: connections stand, nothing is answered."""
         if self._process is not None:
             self._process.send_signal(signal.SIGSTOP)
+            # On busy cores its threads answer for a moment longer: wait until the last of them has stopped.
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         """Undo `pause`."""
