@@ -133,7 +133,7 @@ class Writer:
     def abort(self):
         self.cluster.calls.append("abort")
 
-    def close(self):
+    def close(self, timeout_s=5.0):
         self.cluster.calls.append("close")
 
 
