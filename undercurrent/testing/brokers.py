@@ -200,7 +200,7 @@ BrokerContext = AbstractContextManager[Broker]
 
 @contextmanager
 def apache_kafka(
-    kafka_home: Path | str | None = None, *, properties: Mapping[str, str] | None = None, heap: str = "-Xms64m -Xmx384m"
+    kafka_home: Path | str | None = None, *, properties: Mapping[str, str] | None = None, heap: str = "-Xms64m -Xmx1g"
 ) -> Iterator[Broker]:
     """Run a single-node Apache Kafka for the block's time.
 

@@ -21,13 +21,13 @@ from undercurrent.testing.brokers import Broker, BrokerUnavailableError
 @pytest.fixture(scope="session")
 def apache_broker() -> Iterator[Broker]:
     """A real Apache Kafka."""
-    yield from _or_skip(brokers.apache_kafka())
+    yield from or_skip(brokers.apache_kafka())
 
 
 @pytest.fixture(scope="session")
 def embedded_broker() -> Iterator[Broker]:
     """The embedded broker: not durable, range groups only, does not fence."""
-    yield from _or_skip(brokers.embedded_broker())
+    yield from or_skip(brokers.embedded_broker())
 
 
 @pytest.fixture(scope="session", params=["embedded", "apache"])
@@ -43,7 +43,8 @@ def topic_prefix() -> str:
     return f"t{uuid.uuid4().hex[:10]}"
 
 
-def _or_skip(context: brokers.BrokerContext) -> Iterator[Broker]:
+def or_skip(context: brokers.BrokerContext) -> Iterator[Broker]:
+    """Run a broker for a fixture of your own; where this machine cannot, the test is skipped with the reason."""
     try:
         started = context.__enter__()
     except BrokerUnavailableError as exc:
