@@ -15,7 +15,8 @@ from undercurrent.kafka.reader import AssignedReader
 from undercurrent.kafka.records import Partition
 from undercurrent.kafka.subscriber import GroupSubscriber
 from undercurrent.kafka.transactions import TransactionalWriter
-from undercurrent.testing.brokers import Broker, BrokerUnavailableError, apache_kafka
+from undercurrent.testing.brokers import Broker, apache_kafka
+from undercurrent.testing.pytest_plugin import or_skip
 from undercurrent.topics import HOUR_MS, Topic
 
 pytestmark = [pytest.mark.kafka, pytest.mark.faults, pytest.mark.timeout(120)]
@@ -24,13 +25,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.faults, pytest.mark.timeout(120)]
 @pytest.fixture(scope="module")
 def own_broker() -> Iterator[Broker]:
     """A broker of this module's own: the others' must not be killed."""
-    context = apache_kafka()
-    try:
-        broker = context.__enter__()
-    except BrokerUnavailableError as exc:
-        pytest.skip(str(exc))
-    yield broker
-    context.__exit__(None, None, None)
+    yield from or_skip(apache_kafka())
 
 
 def _topic(broker: Broker, name: str) -> str:

@@ -139,8 +139,7 @@ class TapSet:
         self._rows = 0
         self._fresh = b""
         self._op = tap_op()
-        make = self._host_hook if self._on_host else self._hook
-        self._hooks = [tap.module.register_forward_hook(make(tap)) for tap in self.taps]
+        self._hooks = [tap.module.register_forward_hook(self._hook(tap)) for tap in self.taps]
 
     def rows_as_bytes(self) -> dict[TapGroup, npt.NDArray[np.uint8]]:
         """Return the host's view of each group's buffer, uint8 [max rows, row bytes]."""
@@ -204,29 +203,8 @@ class TapSet:
             hook.remove()
         self._hooks.clear()
 
-    def _host_hook(self, tap: Tap) -> Callable[..., None]:
-        slot, words = tap.slot, self._stamp_words
-
-        def hook(_module: torch.nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401 - any module's output
-            shape = self._shape
-            if shape is None:
-                return
-            try:
-                first = output[0] if isinstance(output, tuple) else output
-                if first.shape == shape:
-                    if tap.mode == SUM:
-                        torch.add(first, output[1], out=self._targets[slot])
-                    else:
-                        self._targets[slot].copy_(first)
-                    words[slot] = self._number
-            # As in `_hook`.
-            except Exception as exc:
-                self.error = exc
-
-        return hook
-
     def _hook(self, tap: Tap) -> Callable[..., None]:
-        op, out, stamp, step = self._op, tap.out, tap.stamp, self._step
+        copy = self._host_copy(tap) if self._on_host else self._op_copy(tap)
 
         def hook(_module: torch.nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401 - any module's output
             shape = self._shape
@@ -236,9 +214,25 @@ class TapSet:
                 first = output[0] if isinstance(output, tuple) else output
                 # Another shape leaves the stamp old, and so the rows unbelieved.
                 if first.shape == shape:
-                    op(first, output[1] if tap.mode == SUM else None, out, stamp, step)
+                    copy(first, output[1] if tap.mode == SUM else None)
             # This runs inside the model's forward pass: nothing of ours may leave it. `stale` raises it afterwards.
             except Exception as exc:
                 self.error = exc
 
         return hook
+
+    def _host_copy(self, tap: Tap) -> Callable[[torch.Tensor, torch.Tensor | None], None]:
+        slot, words = tap.slot, self._stamp_words
+
+        def copy(x: torch.Tensor, r: torch.Tensor | None) -> None:
+            if r is None:
+                self._targets[slot].copy_(x)
+            else:
+                torch.add(x, r, out=self._targets[slot])
+            words[slot] = self._number
+
+        return copy
+
+    def _op_copy(self, tap: Tap) -> Callable[[torch.Tensor, torch.Tensor | None], None]:
+        op, out, stamp, step = self._op, tap.out, tap.stamp, self._step
+        return lambda x, r: op(x, r, out, stamp, step)
