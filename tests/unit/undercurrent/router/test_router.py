@@ -1,0 +1,441 @@
+"""The router as a user meets it: registering, inline routing, ending, misuse."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+
+from tests.unit.undercurrent.router.router_doubles import Gate, blocking, point, queued, record
+from undercurrent.core import Probe, ProbeAction, ProbeResult, ProbeSignal, RequestContext
+from undercurrent.errors import ProbeNotFoundError, RouterError
+from undercurrent.router import MetricsSnapshot, OverflowPolicy, Router
+from undercurrent.spec import InterventionPolicy, Overflow, parse_dict
+from undercurrent.testing.waiting import wait_until
+
+ABORT = ProbeSignal("abort", {"why": "word"}, score=0.9)
+
+
+def test_overflow_policies_are_those_of_the_spec():
+    assert OverflowPolicy is Overflow
+    assert [str(policy) for policy in OverflowPolicy] == ["drop_newest", "drop_oldest", "block"]
+
+
+def test_an_inline_probe_runs_in_route_and_its_signal_comes_back(world):
+    world.on_record = lambda record: ABORT if record.token_pos == 2 else None
+    with world.router() as router:
+        router.register_request("r1", [point()])
+        assert [router.route(record(at)) for at in range(4)] == [None, None, ABORT, None]
+        assert world.threads == {threading.current_thread().name}
+        results = router.end_request("r1")
+    assert results == {"mid": ProbeResult("r1", "mid", "done")}
+    assert world.calls["r1", "mid"] == ["start", 0, 1, 2, 3, "end"]
+
+
+def test_each_request_and_point_has_a_probe_of_its_own(world):
+    with world.router() as router:
+        for request_id in ("r1", "r2"):
+            router.register_request(request_id, [point("a"), point("b")])
+        router.route(record(0, "r1", "a"))
+        router.route(record(1, "r2", "b"))
+        assert list(router.end_request("r2")) == ["a", "b"]
+        router.route(record(2, "r1", "a"))
+        router.end_request("r1")
+    assert world.calls == {
+        ("r1", "a"): ["start", 0, 2, "end"],
+        ("r1", "b"): ["start", "end"],
+        ("r2", "a"): ["start", "end"],
+        ("r2", "b"): ["start", 1, "end"],
+    }
+
+
+def test_a_probe_hears_its_own_point_and_the_callers_facts(world):
+    heard = []
+    world.on_start = heard.append
+    points = [point("a"), point("b", probe_args={"depth": 3})]
+    with world.router() as router:
+        router.register_request("r1", points, RequestContext("r1", {"user": "ann"}))
+        router.register_request("r2", points)
+    assert [ctx.extraction_point_config for ctx in heard] == [*points, *points]
+    assert [ctx.prompt_metadata for ctx in heard] == [{"user": "ann"}] * 2 + [{}] * 2
+    assert [ctx.request_id for ctx in heard] == ["r1", "r1", "r2", "r2"]
+
+
+def test_a_whole_spec_may_be_registered(world):
+    fields = {"name": "mid", "layers": 4, "tensor_type": "residual_stream", "position": "*", "probe_type": "scripted"}
+    with world.router() as router:
+        router.register_request("r1", parse_dict({"version": 1, "extraction_points": [fields]}))
+        router.route(record(5))
+    assert world.seen() == [5]
+
+
+def test_a_request_without_points_has_no_results(world):
+    with world.router() as router:
+        router.register_request("r1", [])
+        with pytest.raises(RouterError, match="has no point 'mid'; its points: none"):
+            router.route(record())
+        assert router.end_request("r1") == {}
+
+
+def test_an_id_may_be_used_anew_after_its_end(world):
+    with world.router() as router:
+        for _ in range(2):
+            router.register_request("r1", [point()])
+            router.end_request("r1")
+    assert world.calls["r1", "mid"] == ["start", "end"] * 2
+    world.calls.clear()
+
+
+class TestMisuse:
+    def test_a_live_id_is_refused(self, world):
+        with world.router() as router:
+            router.register_request("r1", [point()])
+            with pytest.raises(RouterError, match="'r1' is registered already"):
+                router.register_request("r1", [point()])
+            assert router.route(record(3)) is None
+        assert world.calls["r1", "mid"] == ["start", 3, "end"]
+
+    def test_an_id_is_refused_while_its_last_request_still_ends(self, world):
+        refused = []
+        with world.router() as router:
+
+            def again(request_id, results):
+                with pytest.raises(RouterError, match="registered already") as caught:
+                    router.register_request(request_id, [point()])
+                refused.append(caught.value)
+
+            router.on_request_end(again)
+            router.register_request("r1", [point()])
+            router.end_request("r1")
+            assert len(refused) == 1
+
+    def test_unknown_requests_and_points(self, world):
+        with world.router() as router:
+            with pytest.raises(RouterError, match="'r1' is not live"):
+                router.route(record())
+            with pytest.raises(RouterError, match="'r1' is not live"):
+                router.end_request("r1")
+            with pytest.raises(RouterError, match="'r1' is not live"):
+                router.get_metrics("r1", "mid")
+            router.register_request("r1", [point(), point("late")])
+            with pytest.raises(RouterError, match="no point 'early'; its points: mid, late"):
+                router.route(record(point="early"))
+            with pytest.raises(RouterError, match="no point 'early'"):
+                router.get_metrics("r1", "early")
+
+    def test_a_record_after_the_end_is_refused(self, world):
+        with world.router() as router:
+            router.register_request("r1", [point(), queued("slow")])
+            router.end_request("r1")
+            for name in ("mid", "slow"):
+                with pytest.raises(RouterError, match="not live: it has ended"):
+                    router.route(record(point=name))
+
+    @pytest.mark.parametrize(
+        ("points", "message"),
+        [
+            ([point("a"), point("a")], "two points are called 'a'"),
+            ([point("a"), point("b", probe_type=None)], "point 'b' names no probe_type"),
+            ([point("a"), "b"], "hold str; accepted: ExtractionPoint"),
+            (point("a"), "accepted: a list of points"),
+            (7, "accepted: a list of points"),
+            ([point("a"), point("b", probe_type="picky", probe_args={"size": 0})], "'picky' cannot be made: ValueError"),
+            ([point("a"), point("b", probe_type="picky", probe_args={"girth": 0})], "'picky' cannot be made: TypeError"),
+        ],
+    )
+    def test_wrong_points_register_nothing(self, world, points, message):
+        world.registry.register("picky", Picky)
+        with world.router() as router:
+            with pytest.raises(RouterError, match=message):
+                router.register_request("r1", points)
+            assert world.calls == {}
+            router.register_request("r1", [point()])
+
+    def test_an_unknown_probe_registers_nothing(self, world):
+        with world.router() as router:
+            with pytest.raises(ProbeNotFoundError, match="point 'b': no probe is called 'sought'; known: scripted"):
+                router.register_request("r1", [point("a"), point("b", probe_type="sought")])
+            assert world.calls == {}
+            with pytest.raises(RouterError, match="not live"):
+                router.route(record(point="a"))
+
+    def test_a_probe_that_does_not_start_ends_those_that_did(self, world):
+        def refuse(ctx):
+            if ctx.extraction_point_config.name == "b":
+                raise OSError("no weights")
+
+        world.on_start = refuse
+        with world.router() as router:
+            with pytest.raises(RouterError, match="point 'b' did not start: OSError: no weights") as caught:
+                router.register_request("r1", [point("a"), queued("b"), point("c")])
+            assert isinstance(caught.value.__cause__, OSError)
+            with pytest.raises(RouterError, match="not live"):
+                router.end_request("r1")
+        assert world.calls == {("r1", "a"): ["start", "end"], ("r1", "b"): ["start", "end"]}
+
+    @pytest.mark.parametrize(
+        ("request_id", "ctx", "message"),
+        [
+            ("", None, "request id ''"),
+            (7, None, "request id 7"),
+            ("r1", RequestContext("r2"), "of request 'r2', not of 'r1'"),
+            ("r1", {"user": "ann"}, "the context is dict"),
+        ],
+    )
+    def test_wrong_ids_and_contexts(self, world, request_id, ctx, message):
+        with world.router() as router, pytest.raises(RouterError, match=message):
+            router.register_request(request_id, [point()], ctx)
+
+    @pytest.mark.parametrize(
+        ("option", "value"),
+        [
+            ("worker_pool_size", 0),
+            ("worker_pool_size", True),
+            ("default_queue_depth", 0),
+            ("default_queue_depth", 1.5),
+            ("default_overflow_policy", "spill"),
+            ("drain_timeout", -1),
+            ("drain_timeout", float("nan")),
+            ("drain_timeout", "soon"),
+            ("circuit_breaker_threshold", 0),
+        ],
+    )
+    def test_wrong_settings(self, world, option, value):
+        with pytest.raises(RouterError, match=f"{option} is "):
+            Router(world.registry, **{option: value})
+
+
+class Picky(Probe):
+    def __init__(self, size=1):
+        if not size:
+            raise ValueError("no size")
+
+    def on_activation(self, record):
+        return None
+
+    def on_end(self, ctx):
+        return ProbeResult(self.request_id, self.extraction_point_name, "picky")
+
+
+class TestRequestBlock:
+    def test_it_registers_routes_and_ends(self, world):
+        world.on_record = lambda record: ABORT
+        with world.router() as router:
+            with router.request(extraction_points=[point()], request_id="r1") as request:
+                assert request.request_id == "r1"
+                assert request.route(record(0)) is ABORT
+                assert request.results == {}
+            assert request.results["mid"].verdict == "done"
+            with pytest.raises(RouterError, match="not live"):
+                request.route(record(1))
+
+    def test_it_makes_an_id(self, world):
+        points = [point()]
+        with (
+            world.router() as router,
+            router.request(extraction_points=points) as one,
+            router.request(extraction_points=points) as other,
+        ):
+            assert len({one.request_id, other.request_id}) == 2
+            assert one.route(record(4, one.request_id)) is None
+        assert world.seen(one.request_id) == [4]
+
+    def test_it_ends_the_request_of_a_failed_block(self, world):
+        with world.router() as router:
+            with pytest.raises(KeyError, match="oops"), router.request(extraction_points=[point()], request_id="r1"):
+                raise KeyError("oops")
+            assert world.calls["r1", "mid"] == ["start", "end"]
+
+    def test_a_record_of_another_request_is_refused(self, world):
+        with world.router() as router:
+            router.register_request("r1", [point()])
+            with router.request(extraction_points=[point()], request_id="r2") as request:
+                with pytest.raises(RouterError, match="'r1' came to 'r2'"):
+                    request.route(record(0, "r1"))
+
+    def test_a_request_that_ended_inside_keeps_its_results(self, world):
+        with world.router() as router:
+            with router.request(extraction_points=[point()], request_id="r1") as request:
+                assert router.end_request("r1") == request.results
+            assert request.results["mid"].verdict == "done"
+
+    def test_a_shutdown_inside_ends_it(self, world):
+        with world.router() as router:
+            with router.request(extraction_points=[point()], request_id="r1") as request:
+                router.shutdown()
+            assert request.results["mid"].verdict == "done"
+            with (
+                pytest.raises(RouterError, match="the router is shut down"),
+                router.request(extraction_points=[point()]),
+            ):
+                pass
+
+
+class TestMetrics:
+    def test_inline(self, world):
+        world.on_record = lambda record: 1 / record.token_pos and None
+        with world.router() as router:
+            router.register_request("r1", [point()])
+            assert router.get_metrics("r1", "mid") == MetricsSnapshot(0, 0, 0, 0, 0.0)
+            for at in (0, 1, 2):
+                router.route(record(at))
+            found = router.get_metrics("r1", "mid")
+            assert (found.activation_count, found.error_count, found.drop_count, found.queue_depth) == (3, 1, 0, 0)
+            assert 0 < found.avg_activation_latency_seconds < 30
+
+    def test_async(self, world):
+        gate = Gate()
+        world.on_record = gate
+        with world.router(default_queue_depth=3) as router:
+            router.register_request("r1", [queued()])
+            router.route(record(0))
+            gate.wait()
+            for at in range(1, 6):
+                router.route(record(at))
+            found = router.get_metrics("r1", "mid")
+            assert (found.queue_depth, found.drop_count, found.activation_count) == (3, 2, 0)
+            gate.open(4)
+            router.end_request("r1")
+        assert world.seen() == [0, 3, 4, 5]
+
+    def test_the_sink_has_the_figures_of_each_point_at_the_end(self, world):
+        heard = []
+        with world.router() as router:
+            router.attach_metrics_sink(lambda *told: heard.append(told))
+            router.register_request("r1", [point("a"), queued("b")])
+            for at in range(5):
+                router.route(record(at, point="b"))
+            assert heard == []
+            router.end_request("r1")
+        assert [(request_id, name, found.activation_count) for request_id, name, found in heard] == [
+            ("r1", "a", 0),
+            ("r1", "b", 5),
+        ]
+
+
+class TestErrors:
+    def test_a_probe_that_raises_lets_the_generation_go_on(self, world, signals):
+        world.on_record = lambda record: {}["gone"] if record.token_pos == 1 else None
+        with world.router() as router:
+            router.attach_log_sink(signals)
+            router.register_request("r1", [point()])
+            answers = [router.route(record(at)) for at in range(3)]
+            result = router.end_request("r1")["mid"]
+        assert answers[0] is None
+        assert answers[2] is None
+        assert answers[1].action is ProbeAction.CONTINUE
+        assert answers[1].metadata["router_error"] is True
+        assert answers[1].metadata["error"] == "KeyError: 'gone'"
+        assert (answers[1].token_pos, answers[1].layer) == (1, 4)
+        assert signals.heard == [("r1", "mid", answers[1])]
+        assert (result.verdict, result.signal_history, result.metadata) == ("done", [answers[1]], {"router_errors": 1})
+
+    def test_an_answer_that_is_no_signal_is_an_error(self, world):
+        world.on_record = lambda record: 0.5
+        with world.router() as router:
+            router.register_request("r1", [point()])
+            answer = router.route(record())
+        assert "returned float; accepted: a ProbeSignal or None" in answer.metadata["error"]
+
+    def test_an_error_whose_text_raises(self, world):
+        class Rude(Exception):
+            def __str__(self):
+                raise RuntimeError("no")
+
+        def raise_it(record):
+            raise Rude
+
+        world.on_record = raise_it
+        with world.router() as router:
+            router.register_request("r1", [point()])
+            assert router.route(record()).metadata["error"] == "Rude"
+
+    def test_it_is_logged_once_per_request_and_point(self, world, caplog):
+        world.on_record = lambda record: 1 / 0
+        with world.router() as router:
+            router.register_request("r1", [point()])
+            for at in range(4):
+                router.route(record(at))
+        logged = [found.getMessage() for found in caplog.records]
+        assert logged == ["request r1, point 'mid': the probe raised at token 0; further errors are only counted"]
+
+    def test_ctrl_c_in_an_inline_probe_reaches_the_caller(self, world):
+        def interrupted(record):
+            raise KeyboardInterrupt
+
+        world.on_record = interrupted
+        with world.router() as router:
+            router.register_request("r1", [point()])
+            with pytest.raises(KeyboardInterrupt):
+                router.route(record())
+            world.on_record = lambda record: None
+            assert router.route(record(1)) is None
+        assert world.seen() == [0, 1]
+
+    @pytest.mark.parametrize(
+        ("made", "reason"),
+        [(ValueError("torn"), "on_end raised ValueError: torn"), ("fine", "on_end returned str; accepted: a ProbeResult")],
+    )
+    def test_an_end_that_fails_is_a_result_too(self, world, made, reason):
+        def end(ctx):
+            if isinstance(made, Exception):
+                raise made
+            return made if ctx.extraction_point_config.name == "a" else None
+
+        world.on_end = lambda ctx: end(ctx) if ctx.extraction_point_config.name == "a" else None
+        with world.router() as router:
+            router.register_request("r1", [point("a"), point("b")])
+            results = router.end_request("r1")
+        assert results["a"].verdict == "error"
+        assert results["a"].metadata == {"router_error": True, "reason": reason}
+        assert results["b"].verdict == "done"
+
+    def test_a_probe_that_routes_into_its_own_point_is_refused(self, world):
+        with world.router() as router:
+            world.on_record = lambda _: router.route(record(9))
+            router.register_request("r1", [point()])
+            assert "routes into the point that it judges" in router.route(record(0)).metadata["error"]
+        assert world.seen() == [0]
+
+    @pytest.mark.parametrize("kind", [point, queued, blocking])
+    def test_a_probe_cannot_end_its_own_request(self, world, kind):
+        heard = []
+
+        def end(record):
+            try:
+                router.end_request("r1")
+            except RouterError as exc:
+                heard.append(str(exc))
+
+        world.on_record = end
+        with world.router() as router:
+            router.register_request("r1", [kind()])
+            router.route(record())
+            wait_until(lambda: heard, 30)
+            assert router.end_request("r1")["mid"].verdict == "done"
+        assert heard == ["request 'r1': one of its own probes or sinks asks for its end"]
+
+
+def test_a_default_intervention_holds_for_inline_points_that_name_none(world):
+    policy = InterventionPolicy("block_until_signal", 30_000)
+    with world.router(default_intervention_policy=policy) as router:
+        router.register_request("r1", [point("default"), point("own", intervention=InterventionPolicy()), queued("a")])
+        for name in ("default", "own"):
+            world.threads.clear()
+            router.route(record(point=name))
+            here = threading.current_thread().name in world.threads
+            assert here is (name == "own")
+
+
+def test_a_router_that_is_forgotten_leaves_no_threads(world):
+    router = world.router()
+    router.register_request("r1", [queued()])
+    router.route(record())
+    wait_until(lambda: world.seen() == [0], 30)
+    [thread] = router._pools[0]._threads
+    assert thread.is_alive()
+    del router
+    gc.collect()
+    thread.join(30)
+    assert not thread.is_alive()
