@@ -144,8 +144,9 @@ class Binding(ABC):
             notes |= {"drained": False, "undrained": undrained}
         if not notes and not self._own_signals:
             return result
-        history = [*result.signal_history, *self._own_signals]
-        return replace(result, signal_history=history, metadata={**result.metadata, **notes})
+        # A probe may have left either of them None.
+        history = [*(result.signal_history or ()), *self._own_signals]
+        return replace(result, signal_history=history, metadata={**(result.metadata or {}), **notes})
 
     def _notes(self) -> dict[str, Any]:
         counts = {
@@ -157,6 +158,7 @@ class Binding(ABC):
 
     def _judge(self, record: ActivationRecord) -> ProbeSignal | None:
         """Run the probe; whoever calls makes sure that nobody else does."""
+        metrics = self.metrics
         failed = False
         started_s = perf_counter()
         try:
@@ -164,14 +166,14 @@ class Binding(ABC):
             if signal is not None and not isinstance(signal, ProbeSignal):
                 raise ProbeError(f"on_activation returned {type(signal).__name__}; accepted: a ProbeSignal or None")
         except self._caught as exc:
+            metrics.busy_s += perf_counter() - started_s
             failed = True
             signal = self._failed(record, exc)
             self._count_failure()
         else:
+            metrics.busy_s += perf_counter() - started_s
             if self._wiring.circuit.failures:
                 self._count_answer()
-        metrics = self.metrics
-        metrics.busy_s += perf_counter() - started_s
         metrics.activation_count += 1
         if signal is not None and (failed or signal.action is not _CONTINUE):
             self._report(located(signal, record))

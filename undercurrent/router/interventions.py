@@ -50,7 +50,11 @@ class BlockingBinding(QueuedBinding[_Waiter]):
 
     def route(self, record: ActivationRecord) -> ProbeSignal | None:
         """Hand a record over and return the probe's answer, or what stands in for it."""
-        own = self._hand_over(record) if self._wiring.circuit.is_open else self._ask(record)
+        own: ProbeSignal | None = None
+        if self._wiring.circuit.is_open:
+            self._hand_over(record)
+        else:
+            own = self._ask(record)
         if self._late is None:
             return own
         with self._lock:

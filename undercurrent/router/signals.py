@@ -71,7 +71,7 @@ def located(signal: ProbeSignal, record: ActivationRecord, **more: object) -> Pr
         signal,
         token_pos=record.token_pos if signal.token_pos is None else signal.token_pos,
         layer=record.layer if signal.layer is None else signal.layer,
-        metadata={**signal.metadata, **more} if more else signal.metadata,
+        metadata={**(signal.metadata or {}), **more} if more else signal.metadata,
     )
 
 

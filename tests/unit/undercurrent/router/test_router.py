@@ -439,3 +439,14 @@ def test_a_router_that_is_forgotten_leaves_no_threads(world):
     gc.collect()
     thread.join(30)
     assert not thread.is_alive()
+
+
+def test_a_result_or_signal_without_metadata_does_no_harm(world):
+    world.on_record = lambda record: 1 / 0 if record.token_pos else ProbeSignal("flag", None)
+    world.on_end = lambda ctx: ProbeResult(ctx.request_id, "mid", "bare", None, None)
+    with world.router() as router:
+        router.register_request("r1", [point()])
+        router.route(record(0))
+        error = router.route(record(1))
+        result = router.end_request("r1")["mid"]
+    assert (result.verdict, result.signal_history, result.metadata) == ("bare", [error], {"router_errors": 1})
