@@ -27,7 +27,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "requirements"
-SHARED_EXTRAS = ("hf", "embedded", "eval", "dev")
+SHARED_EXTRAS = ("hf", "embedded", "eval", "server", "dev")
 
 # torch comes from elsewhere and first. Its companions are asked for by vLLM, but nothing here uses them, and builds of
 # them that do not match a +cpu torch make `import transformers` fail: an absent one is skipped, a broken one is not.
