@@ -56,8 +56,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 def _served(data: Any) -> Any:  # noqa: ANN401 - what a client sent
     if not isinstance(data, dict):
         return data
-    for name in data.keys() & NEUTRAL.keys():
-        value, neutral = data[name], NEUTRAL[name]
+    for name, value in data.items():
+        neutral = NEUTRAL.get(name, (value,))
         # By type, too: `logprobs: 0` asks for something, and equals False.
         if value is not None and not any(type(value) is type(known) and value == known for known in neutral):
             accepted = " or ".join(json.dumps(known) for known in (*neutral, None))
@@ -123,7 +123,7 @@ class Message(BaseModel):
 class _Request(BaseModel):
     """What both kinds of request share. The names that OpenAI does not have are vLLM's."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     model: str
     max_tokens: int | None = Field(None, ge=1)

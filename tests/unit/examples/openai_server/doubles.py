@@ -257,8 +257,8 @@ def running(
         reporter = Reporter({one.name: one.probe_type or "" for one in points})
         service = Service(adapter, router, points, reporter, MODEL)
         application = create_app(service, on_stop=lambda: stops.append("stopped"), **options)
-        try:
-            with serving(application) as (url, server), client_of(url) as client:
+        with serving(application) as (url, server), client_of(url) as client:
+            try:
                 yield Running(url, adapter, client, server, stops)
-        finally:
-            adapter.go_on.set()
+            finally:
+                adapter.go_on.set()

@@ -81,7 +81,7 @@ def test_a_chat_is_written_out_and_answered(plain: Running) -> None:
 def test_an_answer_can_be_sent_back_as_it_came(plain: Running) -> None:
     first = plain.client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}])
     turns = [{"role": "user", "content": "x"}, first.choices[0].message.model_dump(), {"role": "user", "content": "y"}]
-    plain.client.chat.completions.create(model=MODEL, messages=turns)  # type: ignore[arg-type]
+    plain.client.chat.completions.create(model=MODEL, messages=turns)
     assert plain.adapter.calls[1].prompt == "User: x\nAssistant: Hello, world.\nUser: y\nAssistant:"
 
 
@@ -123,21 +123,21 @@ def test_a_streamed_completion_brings_text_and_scores_token_by_token(watched: Ru
     assert "".join(chunk.choices[0].text for chunk in chunks) == "Hello, world."
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * 12 + ["stop"]
     assert len({chunk.id for chunk in chunks}) == 1
-    scores = [one for chunk in chunks for one in chunk.undercurrent["scores"]]  # type: ignore[attr-defined]
+    scores = [one for chunk in chunks for one in chunk.undercurrent["scores"]]
     # The last token is sampled, not computed: nothing was captured of it.
     assert scores == [
         {"point": "guard", "layer": LAYER, "token_pos": FIRST + n, "score": ord(char), "action": "continue"}
         for n, char in enumerate("Hello, world")
     ]
-    assert chunks[0].undercurrent == {"scores": []}  # type: ignore[attr-defined]
-    assert chunks[-1].undercurrent["results"] == [  # type: ignore[attr-defined]
+    assert chunks[0].undercurrent == {"scores": []}
+    assert chunks[-1].undercurrent["results"] == [
         {"point": "guard", "probe": "watch", "verdict": "done", "score": ord("w")}
     ]
 
 
 def test_a_streamed_chat_names_its_role_once(watched: Running) -> None:
     messages = [{"role": "user", "content": "x"}]
-    chunks = list(watched.client.chat.completions.create(model=MODEL, messages=messages, stream=True))  # type: ignore
+    chunks = list(watched.client.chat.completions.create(model=MODEL, messages=messages, stream=True))
     assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
     assert [chunk.choices[0].delta.role for chunk in chunks] == ["assistant"] + [None] * 12
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Hello, world."
@@ -146,7 +146,7 @@ def test_a_streamed_chat_names_its_role_once(watched: Running) -> None:
 
 def test_the_clients_own_accumulator_of_chat_streams_reads_it(watched: Running) -> None:
     messages = [{"role": "user", "content": "x"}]
-    with watched.client.chat.completions.stream(model=MODEL, messages=messages) as stream:  # type: ignore
+    with watched.client.chat.completions.stream(model=MODEL, messages=messages) as stream:
         whole = stream.get_final_completion()
     assert whole.choices[0].message.content == "Hello, world."
     assert whole.choices[0].finish_reason == "stop"
@@ -180,7 +180,7 @@ def test_a_probe_that_stops_a_stream_ends_it_with_content_filter_and_the_detail(
     last = chunks[-1]
     assert last.choices[0].finish_reason == "content_filter"
     at = FIRST + "Fine. No!".index("!")
-    assert last.undercurrent["stopped"] == {  # type: ignore[attr-defined]
+    assert last.undercurrent["stopped"] == {
         "point": "guard",
         "probe": "watch",
         "layer": LAYER,
@@ -188,7 +188,7 @@ def test_a_probe_that_stops_a_stream_ends_it_with_content_filter_and_the_detail(
         "score": ord("!"),
         "action": "abort",
     }
-    assert last.undercurrent["scores"][-1]["action"] == "abort"  # type: ignore[attr-defined]
+    assert last.undercurrent["scores"][-1]["action"] == "abort"
 
 
 def test_a_probe_that_stops_an_answer_says_so_in_the_whole_response_too() -> None:
@@ -197,8 +197,8 @@ def test_a_probe_that_stops_an_answer_says_so_in_the_whole_response_too() -> Non
         chat = server.client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}])
     assert (text.choices[0].finish_reason, text.choices[0].text) == ("content_filter", "Fine. No!")
     assert (chat.choices[0].finish_reason, chat.choices[0].message.content) == ("content_filter", "Fine. No!")
-    assert text.undercurrent["stopped"]["token_pos"] == FIRST + 8  # type: ignore[attr-defined]
-    assert [one["token_pos"] for one in text.undercurrent["scores"]] == list(range(FIRST, FIRST + 9))  # type: ignore
+    assert text.undercurrent["stopped"]["token_pos"] == FIRST + 8
+    assert [one["token_pos"] for one in text.undercurrent["scores"]] == list(range(FIRST, FIRST + 9))
     assert text.usage is not None
     assert text.usage.completion_tokens == 10
 
@@ -207,7 +207,7 @@ def test_a_prompt_that_is_condemned_gets_no_text() -> None:
     with running(points=[point("guard", "watch", position="*")]) as server:
         done = server.client.completions.create(model=MODEL, prompt="Stop!")
     assert (done.choices[0].text, done.choices[0].finish_reason) == ("", "content_filter")
-    assert done.undercurrent["stopped"]["token_pos"] == 4  # type: ignore[attr-defined]
+    assert done.undercurrent["stopped"]["token_pos"] == 4
 
 
 def test_a_flag_is_told_and_stops_nothing() -> None:
@@ -215,8 +215,8 @@ def test_a_flag_is_told_and_stops_nothing() -> None:
     with running(condemned(), [flags]) as server:
         done = server.client.completions.create(model=MODEL, prompt=PROMPT)
     assert (done.choices[0].text, done.choices[0].finish_reason) == ("Fine. No! Never.", "length")
-    assert "stopped" not in done.undercurrent  # type: ignore[attr-defined]
-    assert [one["action"] for one in done.undercurrent["scores"]].count("flag") == 1  # type: ignore[attr-defined]
+    assert "stopped" not in done.undercurrent
+    assert [one["action"] for one in done.undercurrent["scores"]].count("flag") == 1
 
 
 def test_probes_that_break_do_not_break_the_answer() -> None:
@@ -224,7 +224,7 @@ def test_probes_that_break_do_not_break_the_answer() -> None:
     with running(points=broken) as server:
         done = server.client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=3)
         streamed = list(server.client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=3, stream=True))
-    extra = done.undercurrent  # type: ignore[attr-defined]
+    extra = done.undercurrent
     assert (done.choices[0].text, done.choices[0].finish_reason) == ("Hel", "length")
     assert extra["errors"] == [
         {"point": "broken", "probe": "raising", "token_pos": FIRST},
@@ -245,7 +245,7 @@ def test_an_async_probe_has_a_result_and_no_scores() -> None:
     with running(condemned(), [watching]) as server:
         done = server.client.completions.create(model=MODEL, prompt=PROMPT)
     assert done.choices[0].finish_reason == "length"
-    extra = done.undercurrent  # type: ignore[attr-defined]
+    extra = done.undercurrent
     assert extra["scores"] == []
     assert extra["results"] == [{"point": "watching", "probe": "watch", "verdict": "done", "score": ord("v")}]
 

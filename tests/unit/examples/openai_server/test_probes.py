@@ -76,7 +76,7 @@ def test_instances_of_a_folder_share_their_weights(folder: Path) -> None:
     factory = bind(spec("./lin"), folder, {}).registry.get("point0")
     one, other = factory.spawn("r1", "point0"), factory.spawn("r2", "point0")
     assert one is not other
-    assert one.artefact is other.artefact  # type: ignore[attr-defined]
+    assert one.artefact is other.artefact
 
 
 def test_a_point_without_a_probe_is_refused(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -106,8 +107,6 @@ def test_the_official_client_shows_status_parameter_and_code(server: Running) ->
     ],
 )
 def test_a_wrong_value_is_named(server: Running, change: dict[str, Any], param: str | None) -> None:
-    import json
-
     # By hand: JSON has no NaN, and clients send it all the same.
     content = json.dumps({**TEXT, **change}).encode()
     error = error_of(
