@@ -21,12 +21,11 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from undercurrent.core import Probe, ProbeRegistry, ProbeResult, RequestContext
-from undercurrent.router import Router
+from undercurrent.router import MetricsSnapshot, Router
 from undercurrent.spec import ActivationRecord, ExtractionPoint, TensorType
 
 BINDINGS = (1, 100, 10_000)
@@ -71,7 +70,7 @@ def measure(mode: str, bindings: int, calls: int) -> dict[str, float]:
     records = _records(bindings)
     seen = dropped = 0
 
-    def count(request_id: str, name: str, found: Any) -> None:
+    def count(request_id: str, name: str, found: MetricsSnapshot) -> None:
         nonlocal seen, dropped
         seen += found.activation_count
         dropped += found.drop_count

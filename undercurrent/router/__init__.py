@@ -1,8 +1,8 @@
 """In-process dispatch of records to probes: what runs beside an embedded engine, without a broker.
 
-    with Router(default_registry) as router, router.request(extraction_points=spec) as request:
-        signal = request.route(record)
-    request.results["residual"].verdict
+with Router(default_registry) as router, router.request(extraction_points=spec) as request:
+    signal = request.route(record)
+request.results["residual"].verdict
 """
 
 from undercurrent.errors import RouterError

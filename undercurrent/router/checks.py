@@ -8,7 +8,6 @@ from undercurrent.core import RequestContext
 from undercurrent.errors import RouterError
 from undercurrent.spec import ExtractionPoint, Overflow
 
-
 _LONGEST_S = 86_400.0
 
 

@@ -1,4 +1,4 @@
-"""Inline points that hold up a generation: the probe runs on a worker's thread, `route` waits for it, but not forever."""
+"""Inline points that hold up a generation: a worker's thread runs the probe, `route` waits, but not forever."""
 
 from __future__ import annotations
 

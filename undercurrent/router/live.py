@@ -32,9 +32,7 @@ class LiveRequests:
         self._ending: dict[LiveRequest, int] = {}
         self._changed = Condition()
 
-    def register(
-        self, request_id: str, points: Iterable[ExtractionPoint], ctx: RequestContext | None
-    ) -> LiveRequest:
+    def register(self, request_id: str, points: Iterable[ExtractionPoint], ctx: RequestContext | None) -> LiveRequest:
         """Start a request's probes and let it take records.
 
         Raises:

@@ -42,7 +42,7 @@ class Router:
     order, then `on_end` once. What a point says decides how it runs:
 
     - inline, intervention `reject`: the probe runs inside `route`, which returns its signal.
-    - inline, `block_until_signal`: it runs on a worker's thread; `route` waits at most `timeout_ms` for its answer, then
+    - inline, `block_until_signal`: a worker's thread runs it; `route` waits at most `timeout_ms` for its answer, then
       returns the fallback: a signal of the action `on_timeout` with `intervention_fallback`, `reason` (`timeout`,
       `probe_error` or `request_ended`), `extraction_point_name` and `timeout_ms` in its metadata. The probe still sees
       that record. A late answer that flags or aborts is returned by the next `route` (metadata `late`) unless that has

@@ -239,8 +239,10 @@ class TestOpenCircuit:
             self._open(router, gate)
             gate.open(2)
             router.end_request("r1")
-            world.on_record = lambda record: ABORT if record.token_pos == 0 else None
+            gate.answer = ABORT
             assert router.route(record(0, "r2")) is None
+            world.on_record = lambda record: None
+            gate.open()
             binding = router._requests["r2"].bindings["mid"]
             wait_until(lambda: binding._late is not None, 30, "the late abort")
             late = router.route(record(1, "r2"))

@@ -49,7 +49,9 @@ def test_whoever_raises_is_logged_once_and_counted_and_breaks_nothing(world, sig
         assert router.end_request("r1")["mid"].verdict == "done"
         assert router.callback_error_count == 5
     assert [signal.token_pos for _, _, signal in signals.heard] == [0, 1, 2]
-    assert len([found for found in caplog.records if "further errors of it are only counted" in found.getMessage()]) == 3
+    assert (
+        len([found for found in caplog.records if "further errors of it are only counted" in found.getMessage()]) == 3
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -140,8 +140,14 @@ class TestMisuse:
             ([point("a"), "b"], "hold str; accepted: ExtractionPoint"),
             (point("a"), "accepted: a list of points"),
             (7, "accepted: a list of points"),
-            ([point("a"), point("b", probe_type="picky", probe_args={"size": 0})], "'picky' cannot be made: ValueError"),
-            ([point("a"), point("b", probe_type="picky", probe_args={"girth": 0})], "'picky' cannot be made: TypeError"),
+            (
+                [point("a"), point("b", probe_type="picky", probe_args={"size": 0})],
+                "'picky' cannot be made: ValueError",
+            ),
+            (
+                [point("a"), point("b", probe_type="picky", probe_args={"girth": 0})],
+                "'picky' cannot be made: TypeError",
+            ),
         ],
     )
     def test_wrong_points_register_nothing(self, world, points, message):
@@ -250,9 +256,11 @@ class TestRequestBlock:
     def test_a_record_of_another_request_is_refused(self, world):
         with world.router() as router:
             router.register_request("r1", [point()])
-            with router.request(extraction_points=[point()], request_id="r2") as request:
-                with pytest.raises(RouterError, match="'r1' came to 'r2'"):
-                    request.route(record(0, "r1"))
+            with (
+                router.request(extraction_points=[point()], request_id="r2") as request,
+                pytest.raises(RouterError, match="'r1' came to 'r2'"),
+            ):
+                request.route(record(0, "r1"))
 
     def test_a_request_that_ended_inside_keeps_its_results(self, world):
         with world.router() as router:
@@ -339,17 +347,17 @@ class TestErrors:
         assert "returned float; accepted: a ProbeSignal or None" in answer.metadata["error"]
 
     def test_an_error_whose_text_raises(self, world):
-        class Rude(Exception):
+        class RudeError(Exception):
             def __str__(self):
                 raise RuntimeError("no")
 
         def raise_it(record):
-            raise Rude
+            raise RudeError
 
         world.on_record = raise_it
         with world.router() as router:
             router.register_request("r1", [point()])
-            assert router.route(record()).metadata["error"] == "Rude"
+            assert router.route(record()).metadata["error"] == "RudeError"
 
     def test_it_is_logged_once_per_request_and_point(self, world, caplog):
         world.on_record = lambda record: 1 / 0
@@ -375,7 +383,10 @@ class TestErrors:
 
     @pytest.mark.parametrize(
         ("made", "reason"),
-        [(ValueError("torn"), "on_end raised ValueError: torn"), ("fine", "on_end returned str; accepted: a ProbeResult")],
+        [
+            (ValueError("torn"), "on_end raised ValueError: torn"),
+            ("fine", "on_end returned str; accepted: a ProbeResult"),
+        ],
     )
     def test_an_end_that_fails_is_a_result_too(self, world, made, reason):
         def end(ctx):
