@@ -23,7 +23,11 @@
     │   ├── FencedError                another writer took over, or this one is beyond use
     │   └── StrandedError              nobody did, yet this one is beyond use; another can go on
     ├── CaptureError             activations cannot be captured
-    │   └── RingError            the shared-memory ring is unusable
+    │   ├── RingError            the shared-memory ring is unusable
+    │   ├── SeqMapperError       a row belongs to a request that nobody registered
+    │   ├── WorkerExtractionError  a point cannot be captured on this model
+    │   ├── VLLMIntrospectionError  vLLM's internals have another shape than expected
+    │   └── VLLMAdapterLimitationError  an embedded engine is asked for what it does not do
     ├── EngineError              an engine refuses a request or died
     │   ├── BadRequestError      this request, for a reason its sender can mend
     │   └── EngineDeadError      the engine as a whole
@@ -57,6 +61,7 @@ class SpecValidationError(SpecError):
     """
 
     def __init__(self, message: str, *, point: str | None = None, field: str | None = None) -> None:
+        self.reason = message
         self.point = point
         self.field = field
         where = " ".join(
@@ -169,6 +174,22 @@ class RingError(CaptureError):
     def __init__(self, message: str, *, offset: int | None = None) -> None:
         self.offset = offset
         super().__init__(message if offset is None else f"at byte {offset}: {message}")
+
+
+class SeqMapperError(CaptureError):
+    """A row of a step belongs to a request that nobody registered, or a registration makes no sense."""
+
+
+class WorkerExtractionError(CaptureError):
+    """An extraction point cannot be captured on this model, or this worker was not asked to capture."""
+
+
+class VLLMIntrospectionError(CaptureError):
+    """vLLM's internals have another shape than this version of the adapter knows."""
+
+
+class VLLMAdapterLimitationError(CaptureError):
+    """An embedded engine is asked for what it does not do, by name."""
 
 
 class EngineError(ProbingError):

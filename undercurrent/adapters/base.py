@@ -1,12 +1,17 @@
-"""What an engine worker asks of an inference engine, whichever it is."""
+"""What an engine worker asks of an inference engine, and what a program that embeds one calls: `EngineAdapter`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from undercurrent.protocol.messages import Sampling
+from undercurrent.spec import ExtractionPoint
+
+if TYPE_CHECKING:
+    from undercurrent.router import Router
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +132,7 @@ class Engine(Protocol):
         """
         ...
 
-    def submit(self, request: EngineRequest) -> AsyncIterator[EngineDelta]:
+    def submit(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
         """Generate. Every child ends with exactly one delta that has a `finish_reason`.
 
         Raises:
@@ -149,3 +154,64 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Stop the engine and every process that it started."""
         ...
+
+
+class OpenEngine(Engine, Protocol):
+    """An engine whose extraction points may change while it runs."""
+
+    @property
+    def tokenizer(self) -> Any:  # noqa: ANN401 - the model's own
+        """The model's tokenizer; valid after `start`."""
+        ...
+
+    async def set_points(self, points: Sequence[ExtractionPoint]) -> None:
+        """Let requests order exactly these points from now on; streams that are open keep theirs.
+
+        Raises:
+            CaptureError: one of them cannot be captured, by name; the old ones stay.
+        """
+        ...
+
+
+class EngineAdapter(ABC):
+    """An engine inside the caller's own process, whose activations go to a `Router` there.
+
+    Each (token, layer) that a registered point wants becomes one `ActivationRecord`, and what an inline probe says of
+    it may stop the generation.
+    """
+
+    @abstractmethod
+    def load_model(self, model_name_or_path: str, **kwargs: Any) -> None:  # noqa: ANN401 - the engine's own arguments
+        """Start the engine.
+
+        Args:
+            model_name_or_path: folder or name.
+            **kwargs: the engine's own arguments.
+        """
+
+    @abstractmethod
+    def register_extraction(self, request_id: str, extraction_points: Sequence[ExtractionPoint]) -> None:
+        """Say what a request that is generated later captures.
+
+        Args:
+            request_id: the caller's id.
+            extraction_points: names are unique; an empty list runs the request without probes.
+
+        Raises:
+            WorkerExtractionError: a point cannot be captured on this model.
+        """
+
+    @abstractmethod
+    def generate(self, request_id: str, prompt: str, generation_kwargs: Mapping[str, Any], router: Router) -> str:
+        """Generate, and return the text; every record has been routed and every probe has ended by then.
+
+        Args:
+            request_id: a registered one.
+            prompt: text to continue.
+            generation_kwargs: sampling parameters.
+            router: where records go.
+        """
+
+    @abstractmethod
+    def unregister_extraction(self, request_id: str) -> None:
+        """Forget what was registered; an unknown id is nothing."""

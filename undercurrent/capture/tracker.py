@@ -59,9 +59,6 @@ class Tracker:
         check_plans: bool = False,
         clock_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
-        self._points = {point.name: point for point in points}
-        self._buffers = buffers
-        self._views = {group: array.reshape(-1).data for group, array in buffers.items()}
         self._writer = writer
         self._ring = writer.data
         self._ring_bytes = np.frombuffer(writer.data, np.uint8)
@@ -77,7 +74,34 @@ class Tracker:
         self._streams = 0
         self._uncommitted: list[Lane] = []
         self._losses: dict[str, dict[int, Loss]] = {}
-        self._max_rows = {point.name: self._rows_per_frame(point) for point in points}
+        self.set_points(points, buffers)
+
+    def set_points(self, points: Sequence[CapturePoint], buffers: dict[TapGroup, npt.NDArray[np.uint8]]) -> None:
+        """Capture these points from the next step on; called between steps.
+
+        Args:
+            points: those that requests may order, and all of `used_points`.
+            buffers: per tap group, the rows of the current step as bytes, uint8 [max rows, row_bytes].
+
+        Raises:
+            CaptureError: the ring cannot hold one row of some point, or a stream of another point is open.
+        """
+        known = {point.name: point for point in points}
+        missing = sorted(point.name for point in self.used_points if point.name not in known)
+        if missing:
+            raise CaptureError(f"points that requests are captured at cannot go: {', '.join(missing)}")
+        max_rows = {point.name: self._rows_per_frame(point) for point in points}
+        self._retire()
+        self._points = known
+        self._buffers = buffers
+        self._views = {group: array.reshape(-1).data for group, array in buffers.items()}
+        self._max_rows = max_rows
+
+    @property
+    def used_points(self) -> tuple[CapturePoint, ...]:
+        """The points that have an open stream."""
+        streams = (stream for request in self._requests.values() for stream in request.streams)
+        return tuple({stream.point.name: stream.point for stream in streams}.values())
 
     def _rows_per_frame(self, point: CapturePoint) -> int:
         # A row costs its data, a position, a token id, and at worst a segment of its own.

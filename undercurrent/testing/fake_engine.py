@@ -8,9 +8,8 @@ its activations are `activation(...)`: both known to a test without asking.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import zlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,6 +41,15 @@ def activation(request_id: str, position: int, layer: int, width: int, *, index:
     return np.asarray(np.sin(phases), np.float32)
 
 
+class ByteTokenizer:
+    """What of a tokenizer an adapter uses."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the bytes of a text; there are no special tokens."""
+        del add_special_tokens
+        return list(text.encode())
+
+
 @dataclass(slots=True)
 class _Running:
     """One child in the batch."""
@@ -69,7 +77,8 @@ class FakeEngine:
 
     Args:
         points: what requests may capture.
-        ring: where captured rows go; needed when there are points.
+        open_points: `set_points` may say something else later.
+        ring: where captured rows go; needed when there are points, now or later.
         layers: decoder layers.
         width: hidden size.
         step_s: time of one step, seconds.
@@ -81,6 +90,7 @@ class FakeEngine:
         self,
         *,
         points: Sequence[ExtractionPoint] = (),
+        open_points: bool = False,
         ring: Ring | None = None,
         layers: int = 4,
         width: int = 16,
@@ -88,14 +98,15 @@ class FakeEngine:
         max_num_seqs: int = 64,
         max_model_len: int = 4096,
     ) -> None:
-        if points and ring is None:
+        self._captures = bool(points) or open_points
+        if self._captures and ring is None:
             raise ConfigError("extraction points need a ring to write to")
-        self._points = [CapturePoint.of(p, layers=layers, width=width, model_dtype="float32") for p in points]
+        self._layers, self._width = layers, width
+        self._points = [self._capture_point(point) for point in points]
         self._ring = ring
         self._step_s = step_s
         self._max_num_seqs = max_num_seqs
         self._max_model_len = max_model_len
-        self._layers, self._width = layers, width
         self._waiting: list[_Running] = []
         self._batch: list[_Running] = []
         self._steps = 0
@@ -123,11 +134,34 @@ class FakeEngine:
 
     async def start(self) -> None:
         """Begin to take steps."""
-        rows = self._max_model_len + self._max_num_seqs
-        self._buffers = {p.group: np.zeros((rows, p.row_bytes), np.uint8) for p in self._points}
-        if self._ring is not None and self._points:
+        self._buffers = self._rows_of(self._points)
+        if self._ring is not None and self._captures:
             self._tracker = Tracker(self._points, self._buffers, self._ring.writer())
         self._loop = asyncio.create_task(self._run())
+
+    @property
+    def tokenizer(self) -> ByteTokenizer:
+        """A token is a byte."""
+        return ByteTokenizer()
+
+    async def set_points(self, points: Sequence[ExtractionPoint]) -> None:
+        """Let requests order exactly these points from now on; streams that are open keep theirs.
+
+        Raises:
+            CaptureError: one of them cannot be captured, by name.
+        """
+        self._points = [self._capture_point(point) for point in points]
+        if self._tracker is not None:
+            known = {point.name: point for point in (*self._points, *self._tracker.used_points)}
+            self._buffers = self._rows_of(known.values())
+            self._tracker.set_points(tuple(known.values()), self._buffers)
+
+    def _capture_point(self, point: ExtractionPoint) -> CapturePoint:
+        return CapturePoint.of(point, layers=self._layers, width=self._width, model_dtype="float32")
+
+    def _rows_of(self, points: Iterable[CapturePoint]) -> dict[TapGroup, NDArray[np.uint8]]:
+        rows = self._max_model_len + self._max_num_seqs
+        return {point.group: np.zeros((rows, point.row_bytes), np.uint8) for point in points}
 
     async def check(self, request: EngineRequest) -> EngineRequest:
         """Return a request that can run, its prompt as token ids.
@@ -152,7 +186,7 @@ class FakeEngine:
             raise BadRequestError(f"unknown extraction points: {', '.join(unknown)}")
         return replace(request, prompt=None, prompt_token_ids=tuple(prompt))
 
-    async def submit(self, request: EngineRequest) -> AsyncIterator[EngineDelta]:
+    async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
         """Generate. Every child ends with exactly one delta that has a `finish_reason`."""
         deltas: asyncio.Queue[EngineDelta | Exception] = asyncio.Queue()
         request_id = request.capture.request_id if request.capture else request.engine_id
@@ -187,8 +221,8 @@ class FakeEngine:
         """Stop taking steps."""
         if self._loop is not None:
             self._loop.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._loop
+            # It may have died before: whoever had a request was told.
+            await asyncio.gather(self._loop, return_exceptions=True)
             self._loop = None
 
     async def _run(self) -> None:

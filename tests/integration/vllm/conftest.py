@@ -63,3 +63,12 @@ def engines(_environment, models):
 @pytest.fixture(scope="session")
 def llama(engines):
     return engines["llama"]
+
+
+@pytest.fixture(scope="session")
+def adapter(_environment, models):
+    from undercurrent.adapters.vllm import VLLMEngineAdapter
+
+    with VLLMEngineAdapter() as made:
+        made.load_model(str(models["llama"]), dtype="float32", max_model_len=256, block_size=32, **ENGINE_ARGS)
+        yield made

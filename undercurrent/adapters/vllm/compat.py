@@ -18,10 +18,11 @@ import numpy as np
 from vllm.config import CompilationMode, VllmConfig
 from vllm.v1.worker import gpu_worker
 
+from undercurrent.adapters.vllm.introspection import check_introspection_compatible
 from undercurrent.adapters.vllm.settings import settings_of
 from undercurrent.capture.plan import Batch
 from undercurrent.capture.points import CapturePoint
-from undercurrent.errors import CaptureError
+from undercurrent.errors import CaptureError, VLLMIntrospectionError
 from undercurrent.spec import ExtractionPoint
 
 logger = logging.getLogger(__name__)
@@ -139,25 +140,18 @@ class RunnerV1:
         runner: vLLM's model runner.
 
     Raises:
-        CaptureError: it does not look like the one that this adapter knows.
+        VLLMIntrospectionError: it does not look like the one that this adapter knows.
     """
 
     def __init__(self, runner: Any) -> None:  # noqa: ANN401 - vLLM's model runner
         self._runner = runner
         self._batch: Batch | None = None
-        try:
-            arrays = (
-                runner.query_start_loc.np,
-                runner.input_ids.np,
-                runner.input_batch.num_computed_tokens_cpu,
-            )
-            self.max_rows: int = int(runner.max_num_tokens)
-            self.vocab_size: int = int(runner.input_batch.vocab_size)
-            list(runner.input_batch.req_ids)
-        except AttributeError as exc:
-            raise CaptureError(f"the model runner has another shape than expected: {exc}") from exc
+        check_introspection_compatible(runner)
+        arrays = (runner.query_start_loc.np, runner.input_ids.np, runner.input_batch.num_computed_tokens_cpu)
+        self.max_rows: int = int(runner.max_num_tokens)
+        self.vocab_size: int = int(runner.input_batch.vocab_size)
         if any(not isinstance(a, np.ndarray) or a.dtype != np.int32 for a in arrays):
-            raise CaptureError("the model runner's arrays are not int32")
+            raise VLLMIntrospectionError("the model runner's arrays are not int32")
 
     @property
     def model(self) -> Any:  # noqa: ANN401 - a torch module

@@ -12,7 +12,7 @@ import logging
 import multiprocessing
 import os
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from undercurrent.capture.points import Order
 from undercurrent.capture.ring import Ring
 from undercurrent.errors import BadRequestError, CaptureError, ConfigError, EngineDeadError
 from undercurrent.protocol.messages import Sampling
-from undercurrent.spec import ExtractionPoint
+from undercurrent.spec import ExtractionPoint, ProbeSpec, probe_spec_to_dict
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -40,6 +40,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "enable_log_requests": False,
 }
 _SHUTDOWN_S = 10.0
+_EXTENSION = "undercurrent.adapters.vllm.worker_extension.ProbingWorkerExtension"
 
 
 class VLLMEngine:
@@ -49,11 +50,13 @@ class VLLMEngine:
         model: folder or name of the model.
         engine_args: more fields of vLLM's AsyncEngineArgs.
         points: what requests may capture.
-        ring: where the captured rows go; needed when there are points.
+        open_points: `set_points` may say something else later.
+        ring: where the captured rows go; needed when there are points, now or later.
         max_tap_bytes: refuse to start when the tap buffers would need more.
         block_timeout_s: how long a point with `overflow: block` waits for the ring's reader.
         check_plans: verify the capture plan in every step; for tests.
         served_name: how the model is called in `info`; `model` by default.
+        v1_runner: have vLLM use its V1 model runner unless the environment says otherwise.
         nice: niceness of vLLM's own processes, so that aborts and records get their time first; by default 10 where
             the engine computes on the CPU, and 0 elsewhere.
     """
@@ -64,17 +67,21 @@ class VLLMEngine:
         *,
         engine_args: Mapping[str, Any] | None = None,
         points: Sequence[ExtractionPoint] = (),
+        open_points: bool = False,
         ring: Ring | None = None,
         max_tap_bytes: int = DEFAULT_MAX_TAP_BYTES,
         block_timeout_s: float = 1.0,
         check_plans: bool = False,
         served_name: str | None = None,
+        v1_runner: bool = True,
         nice: int | None = None,
     ) -> None:
-        if points and ring is None:
+        self._captures = bool(points) or open_points
+        if self._captures and ring is None:
             raise ConfigError("extraction points need a ring to write to")
         self._model = model
         self._name = served_name or model
+        self._v1_runner = v1_runner
         self._nice = nice
         self._engine_args = dict(engine_args or {})
         self._points = tuple(points)
@@ -83,6 +90,7 @@ class VLLMEngine:
             "max_tap_bytes": max_tap_bytes,
             "block_timeout_s": block_timeout_s,
             "check_plans": check_plans,
+            "open_points": open_points,
         }
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._llm: AsyncLLM | None = None
@@ -101,7 +109,7 @@ class VLLMEngine:
     @property
     def steps(self) -> int:
         """Scheduler steps so far, from the ring's header; outputs seen where nothing is captured."""
-        return self._ring.stats().steps if self._ring is not None and self._points else self._outputs
+        return self._ring.stats().steps if self._ring is not None and self._captures else self._outputs
 
     @property
     def report(self) -> dict[str, Any]:
@@ -118,8 +126,9 @@ class VLLMEngine:
             EngineDeadError: the engine did not come up; its log says why.
         """
         version = check_vllm_version()
-        # The V2 runner is the default on GPUs and not supported yet; an explicit choice is refused, not overwritten.
-        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+        if self._v1_runner:
+            # V2 is the default on GPUs and not supported yet; an explicit choice is refused, not overwritten.
+            os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
         from vllm.v1.engine.async_llm import AsyncLLM
 
         from undercurrent.adapters.vllm import compat
@@ -159,7 +168,7 @@ class VLLMEngine:
         from undercurrent.adapters.vllm import compat
 
         values = {**_DEFAULTS, **self._engine_args, "model": self._model}
-        if self._points and self._ring is not None:
+        if self._captures and self._ring is not None:
             self._folder = tempfile.TemporaryDirectory(prefix="undercurrent-")
             path = Path(self._folder.name) / "capture.json"
             settings = CaptureSettings(
@@ -173,6 +182,9 @@ class VLLMEngine:
                 **values.get("additional_config", {}),
                 **additional_config(self._points, path),
             }
+            if self._options["open_points"]:
+                # It has the call by which points come and go.
+                values["worker_extension_cls"] = _EXTENSION
         known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
         unknown = sorted(set(values) - known)
         if unknown:
@@ -181,7 +193,7 @@ class VLLMEngine:
             config = AsyncEngineArgs(**values).create_engine_config()
         except ValueError as exc:
             raise ConfigError(f"vLLM refuses its arguments: {exc}") from exc
-        if self._points:
+        if self._captures:
             compat.check_supported(config, v2_runner=config.use_v2_model_runner)
             # The worker checks the same; here it is said before a process has started.
             compat.capture_points(config, self._points)
@@ -202,6 +214,27 @@ class VLLMEngine:
             max_model_len=model.max_model_len,
             versions={"vllm": version, "torch": torch.__version__},
         )
+
+    async def set_points(self, points: Sequence[ExtractionPoint]) -> None:
+        """Let requests order exactly these points from now on; streams that are open keep theirs.
+
+        Args:
+            points: names are unique.
+
+        Raises:
+            CaptureError: one of them cannot be captured, by name; the old ones stay.
+            EngineDeadError: the engine is gone.
+        """
+        spec = probe_spec_to_dict(ProbeSpec(extraction_points=points))
+        for reason in await self.collective_rpc("undercurrent_set_points", spec):
+            if reason:
+                raise CaptureError(reason)
+        self._points = tuple(points)
+
+    @property
+    def tokenizer(self) -> Any:  # noqa: ANN401 - any tokenizer of vLLM
+        """The model's tokenizer; valid after `start`."""
+        return self._alive().get_tokenizer()
 
     async def check(self, request: EngineRequest) -> EngineRequest:
         """Return a request that can run, its prompt as token ids.
@@ -268,7 +301,7 @@ class VLLMEngine:
         except (VLLMClientError, ValueError, TypeError) as exc:
             raise BadRequestError(f"bad sampling parameters: {exc}") from exc
 
-    async def submit(self, request: EngineRequest) -> AsyncIterator[EngineDelta]:
+    async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
         """Generate. Every child ends with exactly one delta that has a `finish_reason`.
 
         Raises:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -22,12 +22,15 @@ from undercurrent.adapters.vllm.selfcheck import self_check
 from undercurrent.adapters.vllm.settings import CONFIG_KEY, CaptureSettings, settings_of
 from undercurrent.adapters.vllm.tap import TapSet
 from undercurrent.adapters.vllm.version_check import check_vllm_version
-from undercurrent.capture.points import child_index, parse_order, tap_groups
+from undercurrent.capture.points import CapturePoint, TapGroup, child_index, parse_order, tap_groups
 from undercurrent.capture.ring import Ring
 from undercurrent.capture.tracker import Tracker
 from undercurrent.errors import CaptureError, ProbingError
+from undercurrent.spec import ExtractionPoint, TensorType
 
 logger = logging.getLogger(__name__)
+
+_CHECKED_ROWS = 16
 
 
 def attach(worker: Any) -> Callable[[], None]:  # noqa: ANN401 - a vLLM worker
@@ -97,22 +100,19 @@ class WorkerCapture:
     """
 
     def __init__(self, settings: CaptureSettings, ring: Ring, config: VllmConfig, runner: compat.RunnerV1) -> None:
-        layers, width, dtype = compat.model_shape(config)
+        self._layers, self._width, self._dtype = compat.model_shape(config)
         points = compat.capture_points(config, settings.points)
+        self._settings = settings
+        self._config = config
         self._runner = runner
         self._ring = ring
-        self._parts = ModelMap.of(runner.model, layers)
-        device = next(runner.model.parameters()).device
-        self._taps = TapSet(
-            tap_groups(points),
-            self._parts,
-            width=width,
-            max_rows=runner.max_rows,
-            device=device,
-            max_tap_bytes=settings.max_tap_bytes,
-        )
-        if device.type != "cpu":
-            logger.warning("rows are copied from %s at the end of each step; this path is not tuned", device)
+        self._parts = ModelMap.of(runner.model, self._layers)
+        self._device = next(runner.model.parameters()).device
+        self._taps = self._tap_set(tap_groups(points), runner.max_rows)
+        self._modes: dict[tuple[str, int], str] = {}
+        self._refused: dict[str, str] = {}
+        if self._device.type != "cpu":
+            logger.warning("rows are copied from %s at the end of each step; this path is not tuned", self._device)
         writer = ring.writer()
         self._spent = writer.count_time
         self._tracker = Tracker(
@@ -126,7 +126,17 @@ class WorkerCapture:
         self._step = 1
         self._armed = False
         self._dead = False
-        self.report: dict[str, Any] = {"layers": layers, "width": width, "dtype": dtype}
+        self.report: dict[str, Any] = {"layers": self._layers, "width": self._width, "dtype": self._dtype}
+
+    def _tap_set(self, groups: Sequence[TapGroup], max_rows: int) -> TapSet:
+        return TapSet(
+            groups,
+            self._parts,
+            width=self._width,
+            max_rows=max_rows,
+            device=self._device,
+            max_tap_bytes=self._settings.max_tap_bytes,
+        )
 
     def start(self) -> None:
         """Check the taps on the running model, then begin to capture.
@@ -134,8 +144,9 @@ class WorkerCapture:
         Raises:
             CaptureError: the self-check failed.
         """
-        rows = min(self._runner.max_rows, 16)
-        stream = self_check(self._runner.dummy_run, self._taps, self._parts, self._runner.vocab_size, rows)
+        stream = self._check(self._taps)
+        if self._settings.open_points:
+            stream = self._check_everything()
         self.report |= {
             "taps": len(self._taps.taps),
             "tap_bytes": self._taps.bytes,
@@ -145,6 +156,57 @@ class WorkerCapture:
         self._runner.wrap_execute_model(self._before, self._after, self._spent)
         self._ring.set_note(json.dumps(self.report))
         logger.info("capture is on: %s", self.report)
+
+    def _check(self, taps: TapSet) -> dict[str, str]:
+        rows = min(self._runner.max_rows, _CHECKED_ROWS)
+        return self_check(self._runner.dummy_run, taps, self._parts, self._runner.vocab_size, rows)
+
+    def _check_everything(self) -> dict[str, str]:
+        """Check a tap on every tensor that a later point may ask for; return what the residual stream is."""
+        stream: dict[str, str] = {}
+        kinds = (TensorType.RESIDUAL_STREAM, TensorType.ATTN_OUT, TensorType.MLP_OUT, TensorType.FINAL_NORM)
+        for kind in kinds:
+            layers = (self._layers,) if kind is TensorType.FINAL_NORM else tuple(range(self._layers))
+            group = TapGroup(tensor_type=kind.value, layers=layers, dtype=self._dtype)
+            try:
+                taps = self._tap_set((group,), min(self._runner.max_rows, _CHECKED_ROWS))
+                try:
+                    stream |= self._check(taps)
+                finally:
+                    taps.remove()
+            except CaptureError as exc:
+                self._refused[kind.value] = str(exc)
+                continue
+            self._modes |= {(kind.value, tap.layer): tap.mode for tap in taps.taps}
+        return stream
+
+    def set_points(self, points: Sequence[ExtractionPoint]) -> None:
+        """Let requests order exactly these points; called between steps. Streams that are open keep theirs.
+
+        Args:
+            points: from the driver.
+
+        Raises:
+            CaptureError: one of them cannot be captured, by name; nothing has changed then.
+        """
+        if self._dead:
+            raise CaptureError("capture has stopped in this worker; its log says why")
+        captured = compat.capture_points(self._config, points)
+        for point in captured:
+            if point.group.tensor_type in self._refused:
+                raise CaptureError(f"point {point.name!r}: {self._refused[point.group.tensor_type]}")
+        known: dict[str, CapturePoint] = {p.name: p for p in (*captured, *self._tracker.used_points)}
+        taps = self._tap_set(tap_groups(tuple(known.values())), self._runner.max_rows)
+        for tap in taps.taps:
+            tap.mode = self._modes[tap.group.tensor_type, tap.layer]
+        try:
+            self._tracker.set_points(tuple(known.values()), taps.rows_as_bytes())
+        except CaptureError:
+            taps.remove()
+            raise
+        self._taps.remove()
+        self._taps = taps
+        self._known = frozenset(point.name for point in captured)
 
     def _before(self, scheduler_output: Any) -> None:  # noqa: ANN401 - vLLM's SchedulerOutput
         if self._dead:

@@ -32,6 +32,7 @@ class CaptureSettings:
         block_timeout_s: how long a point with `overflow: block` waits for the reader.
         check_plans: verify the cached plan in every step; for tests.
         owner_pid: process with which the engine ends, 0 for none.
+        open_points: points may be added while the engine runs.
     """
 
     ring: str
@@ -40,6 +41,7 @@ class CaptureSettings:
     block_timeout_s: float = 1.0
     check_plans: bool = False
     owner_pid: int = 0
+    open_points: bool = False
 
     def write(self, path: Path) -> None:
         """Write the settings file, readable by this user alone."""
@@ -50,6 +52,7 @@ class CaptureSettings:
             "block_timeout_s": self.block_timeout_s,
             "check_plans": self.check_plans,
             "owner_pid": self.owner_pid,
+            "open_points": self.open_points,
         }
         path.touch(mode=0o600)
         path.write_text(json.dumps(values, indent=1), encoding="utf-8")

@@ -323,3 +323,27 @@ def test_a_row_that_never_fits_is_refused_at_start():
     writer = Ring.create(4096).writer()
     with pytest.raises(CaptureError, match="does not fit the ring"):
         Tracker((wide,), {}, writer)
+
+
+def test_points_come_and_go_between_steps_and_open_streams_keep_theirs():
+    ring = Ring.create(1 << 16)
+    kept, new = point("kept"), point("new")
+    buffers = {kept.group: np.zeros((8, kept.row_bytes), np.uint8)}
+    tracker = Tracker([kept], buffers, ring.writer())
+    tracker.open(
+        "e1", Order(request_id="r1", attempt=1, points=("kept",), partition=0), index=0, prompt_len=1, cached_prefix=0
+    )
+    with pytest.raises(CaptureError, match="cannot go: kept"):
+        tracker.set_points([new], buffers)
+    assert [used.name for used in tracker.used_points] == ["kept"]
+    tracker.set_points([new, kept], buffers)
+    tracker.open(
+        "e2", Order(request_id="r2", attempt=1, points=("new",), partition=0), index=0, prompt_len=1, cached_prefix=0
+    )
+    ids, computed = ["e1", "e2"], np.zeros(2, np.int32)
+    tracker.step(Batch(1, 2, ids, computed, np.array([0, 1, 2], np.int32), np.array([7, 8], np.int32)))
+    rows = [frames.decode(frame) for frame in ring.reader().read()]
+    assert sorted(step.table() for step in rows if isinstance(step, frames.Step)) == [((1,), (1,)), ((2,), (1,))]
+    tracker.close("e1")
+    tracker.set_points([new], buffers)
+    assert [used.name for used in tracker.used_points] == ["new"]

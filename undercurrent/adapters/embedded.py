@@ -1,0 +1,405 @@
+"""An engine inside the caller's own process: `generate` is synchronous, steps are shared, records go to one router.
+
+One background thread runs the engine's event loop, another reads the ring that the engine writes and routes its
+records. The engine never waits for a probe; a request ends for its caller when all of its records have been routed and
+its probes have ended. `adapters.vllm` and `adapters.hf` say which engine that is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import logging
+import threading
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from undercurrent.adapters.background import result_of, to_the_end
+from undercurrent.adapters.base import (
+    CaptureOrder,
+    EngineAdapter,
+    EngineInfo,
+    EngineRequest,
+    OpenEngine,
+)
+from undercurrent.adapters.routing import PointSignal, Route, capture_of, numpy_rows, torch_rows
+from undercurrent.adapters.session import Session
+from undercurrent.capture.points import CapturePoint
+from undercurrent.capture.ring import Ring
+from undercurrent.core import RequestContext
+from undercurrent.errors import (
+    BadRequestError,
+    CaptureError,
+    EngineDeadError,
+    VLLMAdapterLimitationError,
+    WorkerExtractionError,
+)
+from undercurrent.protocol.messages import Sampling
+from undercurrent.spec import ExtractionPoint, InterventionMode, ProbeSpec
+
+if TYPE_CHECKING:
+    from undercurrent.router import Router
+
+logger = logging.getLogger(__name__)
+
+_RING_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationChunk:
+    """What a request has generated since its last chunk.
+
+    Args:
+        text: new text.
+        token_ids: new tokens.
+        finish_reason: None while it runs, then `stop`, `length` or `abort`.
+        signals: what inline probes said since the last chunk, in order, CONTINUE included. With `abort` the last one
+            whose action is ABORT is the one that stopped the request.
+        prompt_tokens: tokens of the prompt.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None
+    signals: tuple[PointSignal, ...]
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """One call of generate or stream."""
+
+    request_id: str
+    prompt: str
+    sampling: Sampling
+    points: tuple[ExtractionPoint, ...]
+    router: Router
+    collect: bool
+
+
+def sampling_of(generation_kwargs: Mapping[str, Any]) -> Sampling:
+    """Return sampling parameters given by name.
+
+    Args:
+        generation_kwargs: fields of `Sampling`.
+
+    Raises:
+        BadRequestError: a name is none of them, or more than one child is asked for.
+    """
+    known = {field.name for field in dataclasses.fields(Sampling)}
+    unknown = sorted(str(name) for name in generation_kwargs if name not in known)
+    if unknown:
+        raise BadRequestError(
+            f"unknown sampling parameters: {', '.join(unknown)}; accepted: {', '.join(sorted(known))}"
+        )
+    values = dict(generation_kwargs)
+    if values.get("n", 1) != 1:
+        raise BadRequestError("n: an embedded engine answers with one text, so n is 1")
+    if isinstance(values.get("stop"), str):
+        values["stop"] = (values["stop"],)
+    for name in ("stop", "stop_token_ids"):
+        if name in values:
+            values[name] = tuple(values[name] or ())
+    return Sampling(**values)
+
+
+class EmbeddedAdapter(EngineAdapter):
+    """Implements `EngineAdapter` over an engine that writes frames to a ring.
+
+    Args:
+        ring_bytes: memory between the engine and the router.
+        tensors: what `ActivationRecord.tensor` is: a float32 tensor of torch on the CPU, or a NumPy array.
+    """
+
+    def __init__(self, *, ring_bytes: int = _RING_BYTES, tensors: Literal["torch", "numpy"] = "torch") -> None:
+        if tensors not in {"torch", "numpy"}:
+            raise CaptureError(f"tensors is {tensors!r:.40}; accepted: torch, numpy")
+        self._ring_bytes = ring_bytes
+        self._rows = torch_rows if tensors == "torch" else numpy_rows
+        self._lock = threading.Lock()
+        self._registered: dict[str, tuple[ExtractionPoint, ...]] = {}
+        self._running: set[str] = set()
+        self._attempts = itertools.count(1)
+        self._warned = False
+        self._session: Session | None = None
+
+    @abstractmethod
+    def _make_engine(self, model: str, ring: Ring, kwargs: dict[str, Any]) -> OpenEngine:
+        """Return the engine of a model, not started, that writes what it captures into a ring."""
+
+    def _stop_now(self, engine_id: str) -> None:
+        """Stop a request because a probe said so; called from the thread that routes."""
+        session = self._alive()
+        session.background.call_soon(lambda: session.background.spawn(session.engine.abort(engine_id)))
+
+    def _drain(self) -> None:
+        """Route what has been captured, on this thread: for engines that wait for their probes between two tokens."""
+        session = self._session
+        if session is not None:
+            session.drain()
+
+    def _check_router(self, router: Router) -> None:
+        """Refuse a router that this adapter cannot serve."""
+
+    def load_model(self, model_name_or_path: str, **kwargs: Any) -> None:  # noqa: ANN401 - the engine's own arguments
+        """Start the engine.
+
+        Args:
+            model_name_or_path: folder or name.
+            **kwargs: the engine's own arguments.
+
+        Raises:
+            VLLMAdapterLimitationError: a model is loaded already.
+            CaptureError: what the engine is configured with does not go with capture, by name.
+            ConfigError: the engine does not take its arguments.
+            EngineDeadError: the engine did not come up.
+        """
+        if self._session is not None:
+            raise VLLMAdapterLimitationError("one adapter serves one model: shut it down, or make another")
+        ring = Ring.create(self._ring_bytes)
+        try:
+            session = Session(self._make_engine(model_name_or_path, ring, kwargs), ring, self._rows)
+        except BaseException:
+            ring.close()
+            raise
+        self._session = session
+        try:
+            session.background.call(session.engine.start())
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def shutdown(self) -> None:
+        """Stop the engine; requests that run end with `EngineDeadError`. Twice is once."""
+        with self._lock:
+            session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def __enter__(self) -> Self:
+        """Return itself; leaving the context shuts it down."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about the running engine.
+
+        Raises:
+            EngineDeadError: no model is loaded.
+        """
+        return self._alive().engine.info
+
+    @property
+    def tokenizer(self) -> Any:  # noqa: ANN401 - the model's own
+        """The model's tokenizer.
+
+        Raises:
+            EngineDeadError: no model is loaded.
+        """
+        return self._alive().engine.tokenizer
+
+    def register_extraction(self, request_id: str, extraction_points: Sequence[ExtractionPoint]) -> None:
+        """Say what a request captures; it may be said again while the request does not run.
+
+        Args:
+            request_id: the caller's id.
+            extraction_points: names are unique; an empty list runs the request without probes.
+
+        Raises:
+            WorkerExtractionError: a point cannot be captured on this model; it says why and what would be right.
+            SpecValidationError: two points have one name.
+            CaptureError: the request is running.
+        """
+        info = self.info
+        points = tuple(ProbeSpec(extraction_points=tuple(extraction_points)).extraction_points)
+        for point in points:
+            try:
+                capture = dataclasses.replace(capture_of(point), name=point.name)
+                CapturePoint.of(capture, layers=info.layers, width=info.width, model_dtype=info.dtype)
+                self._stop_token(point)
+            except CaptureError as exc:
+                raise WorkerExtractionError(str(exc)) from exc
+            self._warn_of_waiting(point)
+        with self._lock:
+            if request_id in self._running:
+                raise CaptureError(f"request {request_id!r:.80} is running: its points cannot change now")
+            self._registered[request_id] = points
+
+    def unregister_extraction(self, request_id: str) -> None:
+        """Forget what was registered; a request that runs keeps its points to its end. An unknown id is nothing."""
+        with self._lock:
+            self._registered.pop(request_id, None)
+
+    def generate(self, request_id: str, prompt: str, generation_kwargs: Mapping[str, Any], router: Router) -> str:
+        """Generate; other threads may do so at the same time, and share the engine's steps.
+
+        Args:
+            request_id: a registered one.
+            prompt: text to continue.
+            generation_kwargs: fields of `protocol.messages.Sampling`, such as max_tokens, temperature, seed and stop.
+            router: where records go; an inline probe's ABORT stops the request.
+
+        Returns:
+            The text, as far as it came. Every record has been routed and every probe has ended by then: results are
+            with the router's listeners.
+
+        Raises:
+            BadRequestError: the prompt or a sampling parameter is refused.
+            CaptureError: the request is not registered or runs already, or some of its records were lost.
+            RouterError: the router refuses the request or one of its records.
+            EngineDeadError: the engine died or was shut down.
+        """
+        text: list[str] = []
+        job = self._job(request_id, prompt, generation_kwargs, router)
+        session = self._alive()
+        session.background.call(self._run(session, job, lambda chunk: text.append(chunk.text)))
+        return "".join(text)
+
+    async def stream(
+        self, request_id: str, prompt: str, generation_kwargs: Mapping[str, Any], router: Router
+    ) -> AsyncGenerator[GenerationChunk, None]:
+        """Generate, and yield text and signals as they come; from any event loop. Closing it stops the request.
+
+        Args and errors are those of `generate`.
+
+        Yields:
+            One chunk per delta of the engine; the last one has a finish reason.
+        """
+        loop = asyncio.get_running_loop()
+        chunks: asyncio.Queue[GenerationChunk | None] = asyncio.Queue()
+
+        def emit(chunk: GenerationChunk | None) -> None:
+            # The caller's loop may be gone; its request is stopped then.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(chunks.put_nowait, chunk)
+
+        job = self._job(request_id, prompt, generation_kwargs, router, collect=True)
+        session = self._alive()
+        tasks: list[asyncio.Task[Any] | None] = []
+
+        async def body() -> None:
+            tasks.append(asyncio.current_task())
+            await self._run(session, job, emit)
+
+        future = session.background.submit(body())
+        future.add_done_callback(lambda _: emit(None))
+        try:
+            while (chunk := await chunks.get()) is not None:
+                yield chunk
+            result_of(future)
+        finally:
+            if not future.done():
+                session.background.call_soon(lambda: [task.cancel() for task in tasks if task] or future.cancel())
+                while await chunks.get() is not None:
+                    pass
+
+    def _alive(self) -> Session:
+        session = self._session
+        if session is None:
+            raise EngineDeadError("no model is loaded: call load_model first")
+        return session
+
+    def _job(
+        self,
+        request_id: str,
+        prompt: str,
+        generation_kwargs: Mapping[str, Any],
+        router: Router,
+        *,
+        collect: bool = False,
+    ) -> _Job:
+        self._check_router(router)
+        sampling = sampling_of(generation_kwargs)
+        with self._lock:
+            points = self._registered.get(request_id)
+            if points is None:
+                raise CaptureError(f"request {request_id!r:.80} is not registered: call register_extraction first")
+        return _Job(
+            request_id=request_id, prompt=prompt, sampling=sampling, points=points, router=router, collect=collect
+        )
+
+    async def _run(self, session: Session, job: _Job, emit: Callable[[GenerationChunk], None]) -> None:
+        with self._lock:
+            if job.request_id in self._running:
+                raise CaptureError(f"request {job.request_id!r:.80} is running already")
+            self._running.add(job.request_id)
+        try:
+            await self._generate(session, job, emit)
+        finally:
+            with self._lock:
+                self._running.discard(job.request_id)
+
+    async def _generate(self, session: Session, job: _Job, emit: Callable[[GenerationChunk], None]) -> None:
+        attempt = next(self._attempts)
+        engine_id = f"{job.request_id}-{attempt}"
+        route = Route(
+            job.request_id,
+            attempt,
+            engine_id,
+            job.points,
+            job.router,
+            lambda: self._stop_now(engine_id),
+            stop_tokens={p.name: token for p in job.points if (token := self._stop_token(p)) is not None},
+            collect=job.collect,
+        )
+        # Without its capture: the engine may not know these points yet.
+        request = await session.engine.check(
+            EngineRequest(engine_id=engine_id, prompt=job.prompt, sampling=job.sampling)
+        )
+        if route.captures:
+            order = CaptureOrder(request_id=job.request_id, attempt=attempt, points=tuple(route.captures), partition=0)
+            request = dataclasses.replace(request, capture=order)
+        if route.wants_prompt(len(request.prompt_token_ids or ())):
+            # What a prefix cache gives is not computed, so it has no record.
+            request = dataclasses.replace(request, skip_prefix_cache=True)
+        context = RequestContext(job.request_id, {"prompt": job.prompt, "prompt_token_ids": request.prompt_token_ids})
+        entered: list[bool] = []
+
+        def enter() -> None:
+            job.router.register_request(job.request_id, list(job.points), context)
+            entered.append(True)
+
+        try:
+            # In threads, as everything that runs a probe: this loop has other requests to serve.
+            await to_the_end(enter)
+            async with contextlib.aclosing(session.follow(request, route)) as chunks:
+                async for delta, signals in chunks:
+                    emit(
+                        GenerationChunk(delta.text, delta.token_ids, delta.finish_reason, signals, delta.prompt_tokens)
+                    )
+        finally:
+            if entered:
+                await to_the_end(job.router.end_request, job.request_id)
+
+    def _stop_token(self, point: ExtractionPoint) -> int | None:
+        """Return the token id that ends a point with `until: stop_token`.
+
+        Raises:
+            CaptureError: its text is not one token.
+        """
+        token = point.until.stop_token
+        if not isinstance(token, str):
+            return token
+        ids = list(self.tokenizer.encode(token, add_special_tokens=False))
+        if len(ids) != 1:
+            raise CaptureError(
+                f"point {point.name!r}: until.stop_token {token!r:.40} is {len(ids)} tokens of this model; "
+                "accepted: the text of one token, or its id"
+            )
+        return int(ids[0])
+
+    def _warn_of_waiting(self, point: ExtractionPoint) -> None:
+        waits = point.intervention is not None and point.intervention.mode is InterventionMode.BLOCK_UNTIL_SIGNAL
+        if waits and not self._warned:
+            self._warned = True
+            logger.warning(
+                "point %r waits for its probe (block_until_signal): meanwhile no record of any other request is routed",
+                point.name,
+            )

@@ -1,0 +1,203 @@
+"""One running engine with what belongs to it: its loop, its ring, and the thread that routes what the ring holds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator
+
+from undercurrent.adapters.background import BackgroundLoop
+from undercurrent.adapters.base import EngineDelta, EngineRequest, OpenEngine
+from undercurrent.adapters.routing import PointSignal, Route, Rows, StreamRouter
+from undercurrent.capture.ring import Ring
+from undercurrent.errors import CaptureError, RingError
+from undercurrent.spec import ExtractionPoint
+
+logger = logging.getLogger(__name__)
+
+_TAIL_POLL_S = 0.001
+_TAIL_S = 30.0
+_CLOSE_S = 30.0
+
+
+class Session:
+    """See the module.
+
+    Args:
+        engine: not started; it writes to the ring.
+        ring: closed with the session.
+        rows: makes the vectors of records.
+    """
+
+    def __init__(self, engine: OpenEngine, ring: Ring, rows: Rows) -> None:
+        self.engine = engine
+        self.background = BackgroundLoop("undercurrent-engine")
+        self._ring = ring
+        self._streams = StreamRouter(ring.reader(), rows)
+        self._points_lock = asyncio.Lock()
+        self._captures: dict[str, ExtractionPoint] = {}
+        self._uses: Counter[str] = Counter()
+        self._draining = threading.Lock()
+        self._asking = threading.Lock()
+        self._asked: list[asyncio.Future[None]] = []
+        self._requests: set[asyncio.Task[object]] = set()
+        self._wake = threading.Event()
+        self._ending = False
+        self._broken: CaptureError | None = None
+        self._thread = threading.Thread(target=self._route_forever, name="undercurrent-routing", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the engine and the threads; requests that run are cancelled."""
+        try:
+            self.background.call(self._close(), timeout_s=_CLOSE_S)
+        finally:
+            self._ending = True
+            self._wake.set()
+            self._thread.join(_CLOSE_S)
+            self.background.stop()
+            if not self._thread.is_alive():
+                self._ring.close()
+
+    async def _close(self) -> None:
+        requests = list(self._requests)
+        for task in requests:
+            task.cancel()
+        await asyncio.gather(*requests, return_exceptions=True)
+        await self.engine.close()
+
+    async def follow(
+        self, request: EngineRequest, route: Route
+    ) -> AsyncGenerator[tuple[EngineDelta, tuple[PointSignal, ...]], None]:
+        """Generate, and see that every record is routed; the delta with a finish reason comes when all of them were.
+
+        Args:
+            request: checked.
+            route: where its records go.
+
+        Yields:
+            What came, and the signals that the route collected meanwhile.
+
+        Raises:
+            CaptureError: records were lost, or a point cannot be captured.
+            RouterError: the router refused a record.
+            BadRequestError, EngineDeadError: from the engine.
+        """
+        if self._broken is not None:
+            raise self._broken
+        async with self._listed(), self._installed(route):
+            self._streams.add(route)
+            generated, ended = 0, False
+            try:
+                async with contextlib.aclosing(self.engine.submit(request)) as deltas:
+                    async for delta in deltas:
+                        generated += len(delta.token_ids)
+                        ended = delta.finish_reason is not None
+                        if route.captures:
+                            await self._keep_up(route, delta, generated)
+                        yield delta, route.take_signals()
+            finally:
+                self._streams.remove(route)
+                if not ended:
+                    # Its caller is gone, or something went wrong: nobody waits for the rest.
+                    await asyncio.shield(self.engine.abort(request.engine_id))
+
+    @contextlib.asynccontextmanager
+    async def _listed(self) -> AsyncIterator[None]:
+        """Have the task of a request cancelled when the session closes."""
+        task = asyncio.current_task()
+        if task is not None:
+            self._requests.add(task)
+        try:
+            yield
+        finally:
+            if task is not None:
+                self._requests.discard(task)
+
+    async def _keep_up(self, route: Route, delta: EngineDelta, generated: int) -> None:
+        """Have the records behind a delta routed: the rows of a step are in the ring before its tokens are here."""
+        if delta.finish_reason is None and not route.collect:
+            self._wake.set()
+        else:
+            await self._routed()
+        if delta.finish_reason is not None:
+            if delta.finish_reason != "abort":
+                # The last token was sampled, not computed.
+                await self._settle(route, delta.prompt_tokens + generated - 1)
+            await asyncio.to_thread(self._finish, route)
+        if route.error is not None:
+            raise route.error
+
+    def _finish(self, route: Route) -> None:
+        with self._draining:
+            route.finish()
+
+    async def _settle(self, route: Route, computed: int) -> None:
+        """Wait until every row of a request that ran to its end was routed.
+
+        Raises:
+            CaptureError: the engine does not say where its streams end.
+        """
+        if route.complete(computed):
+            return
+        deadline = self.background.loop.time() + _TAIL_S
+        while not route.complete(None) and route.error is None:
+            if self.background.loop.time() > deadline:
+                raise CaptureError(f"the records of request {route.request_id!r:.80} did not arrive in {_TAIL_S:.0f} s")
+            await asyncio.sleep(_TAIL_POLL_S)
+            await self._routed()
+
+    @contextlib.asynccontextmanager
+    async def _installed(self, route: Route) -> AsyncIterator[None]:
+        """Have the engine capture what a request needs as long as it runs; only what is new costs a call."""
+        names = tuple(route.captures)
+        self._uses.update(names)
+        try:
+            async with self._points_lock:
+                if not self._captures.keys() >= set(names):
+                    known = self._captures | route.captures
+                    wanted = {name: known[name] for name, uses in self._uses.items() if uses > 0 and name in known}
+                    await self.engine.set_points(list(wanted.values()))
+                    self._captures = wanted
+            yield
+        finally:
+            self._uses.subtract(names)
+
+    async def _routed(self) -> None:
+        """Wait until everything that is in the ring now has been routed."""
+        done = self.background.loop.create_future()
+        with self._asking:
+            self._asked.append(done)
+        self._wake.set()
+        await done
+
+    def drain(self) -> None:
+        """Route what the ring holds, and tell whoever waits for it. It raises nothing."""
+        with self._draining:
+            with self._asking:
+                asked, self._asked = self._asked, []
+            try:
+                if self._broken is None:
+                    self._streams.drain()
+            # The routing thread's edge: without it every request would wait for ever.
+            except Exception as exc:
+                logger.exception("routing stops: nothing more can be captured")
+                self._broken = exc if isinstance(exc, RingError) else CaptureError(f"routing stopped: {exc}")
+                self._streams.fail_all(self._broken)
+            if asked:
+                self.background.call_soon(_resolve, asked)
+
+    def _route_forever(self) -> None:
+        while not self._ending:
+            self._wake.wait()
+            self._wake.clear()
+            self.drain()
+
+
+def _resolve(asked: list[asyncio.Future[None]]) -> None:
+    for done in asked:
+        if not done.done():
+            done.set_result(None)
