@@ -32,6 +32,7 @@ from engine_worker.tail import LogTail
 from engine_worker.worker import EngineWorker, Parts
 from undercurrent.adapters.base import Engine
 from undercurrent.capture.ring import Ring
+from undercurrent.cli.options import EngineKind
 from undercurrent.cli.pipeline import reachable, read_sections
 from undercurrent.cli.running import EXIT_FAILED, exit_code
 from undercurrent.codec import Codec
@@ -66,27 +67,28 @@ def build_engine(config: WorkerConfig, ring: Ring | None) -> Engine:
         ConfigError: its arguments are wrong.
     """
     section, points = config.own.engine, tuple(config.points)
+    options: dict[str, Any] = {"check_plans": section.check_plans, "served_name": section.served_name}
+    if section.max_tap_bytes is not None:
+        options["max_tap_bytes"] = section.max_tap_bytes
+    # Each is imported where it is wanted alone: the others' libraries may not be installed.
     try:
-        if section.kind == "fake":
+        if section.kind is EngineKind.FAKE:
             from undercurrent.testing.fake_engine import FakeEngine
 
             return FakeEngine(points=points, ring=ring, **section.args)
+        if section.kind is EngineKind.HF:
+            from undercurrent.adapters.hf.engine import HFEngine
+
+            return HFEngine(section.model, engine_args=section.args, points=points, ring=ring, **options)
         from undercurrent.adapters.vllm.engine import VLLMEngine
 
-        options: dict[str, Any] = {"check_plans": section.check_plans}
-        if section.max_tap_bytes is not None:
-            options["max_tap_bytes"] = section.max_tap_bytes
         return VLLMEngine(
-            section.model,
-            engine_args=section.args,
-            points=points,
-            ring=ring,
-            served_name=section.served_name,
-            nice=section.nice,
-            **options,
+            section.model, engine_args=section.args, points=points, ring=ring, nice=section.nice, **options
         )
     except TypeError as exc:
         raise ConfigError(f"engine.args: {exc}") from exc
+    except ModuleNotFoundError as exc:
+        raise ConfigError(f"engine.kind {section.kind.value} needs {exc.name}, which is not installed") from exc
 
 
 class Assembly:
@@ -311,13 +313,24 @@ def _version() -> str:
         return "unknown"
 
 
-def serve(path: Path, bootstrap_servers: str | None = None, log_format: LogFormat | None = None) -> None:
+def serve(
+    path: Path,
+    bootstrap_servers: str | None = None,
+    log_format: LogFormat | None = None,
+    engine: EngineKind | None = None,
+) -> None:
     """Run the engine worker that a file describes, until SIGTERM.
+
+    Args:
+        path: of the file.
+        bootstrap_servers: takes the place of the file's.
+        log_format: takes the place of the file's.
+        engine: takes the place of the file's kind of engine.
 
     Raises:
         ProbingError: it cannot start.
     """
-    config = worker_config(read_sections(path), path.parent, bootstrap_servers)
+    config = worker_config(read_sections(path), path.parent, bootstrap_servers, engine)
     stop = StopRequest().install()
     setup_logging(log_format or config.own.logging.format, config.own.logging.level, service="engine")
     reachable(config.kafka)

@@ -7,9 +7,9 @@ topics:
 points: points.yaml
 engine:
   name: engine-0                # one name per worker that runs at the same time
-  kind: vllm                    # or fake: scripted tokens, for tests of everything around the engine
+  kind: vllm                    # or hf: transformers, on machines without vLLM; or fake: scripted tokens, for tests
   model: /models/llama
-  args: {max_model_len: 4096}   # of vLLM's AsyncEngineArgs; for `fake` of the fake engine
+  args: {max_model_len: 4096}   # of vLLM's AsyncEngineArgs; for `hf` of its HFOptions
 group: {name: engine, assignor: cooperative-sticky}
 guards: {probes: [secret], wait_s: 1.0}
 limits: {max_in_flight: 64, handover_s: 5, shutdown_s: 20}
@@ -22,10 +22,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictStr
 
+from undercurrent.cli.options import EngineKind
 from undercurrent.cli.pipeline import connection, topic_plan, validated
 from undercurrent.errors import ConfigError
 from undercurrent.kafka.client import Assignor, KafkaSettings
@@ -47,18 +48,19 @@ class EngineSection(_Section):
 
     Args:
         name: of this engine among all of the pipeline; the messages that it writes carry it.
-        kind: `vllm`, or `fake` for tests.
+        kind: `vllm`; `hf` for `transformers`, which needs no vLLM and is slower; `fake` for tests.
         model: folder or name of the model.
         served_name: how prompts call it; `model` by default.
-        args: further arguments of the engine.
+        args: further arguments of the engine. `hf` takes those of `adapters.hf.options.HFOptions`, ignores with a line
+            in the log what tells vLLM how to do its work (`VLLM_ONLY` there), and refuses the rest by name.
         nice: niceness of vLLM's own processes, 0 to 19; by default 10 where the engine computes on the CPU, so that
-            aborts and records get their time first, and 0 elsewhere.
+            aborts and records get their time first, and 0 elsewhere. Other kinds have no such processes, and ignore it.
         max_tap_bytes: refuse to start when the tap buffers would need more.
         check_plans: verify the capture plan in every step; for tests.
     """
 
     name: Name = "engine-0"
-    kind: Literal["vllm", "fake"] = "vllm"
+    kind: EngineKind = EngineKind.VLLM
     model: str = ""
     served_name: str | None = None
     args: dict[str, Any] = Field(default_factory=dict)
@@ -184,27 +186,41 @@ class WorkerConfig:
 _SHARED = ("kafka", "topics", "points")
 
 
-def worker_config(sections: Mapping[str, Any], folder: Path, bootstrap_servers: str | None = None) -> WorkerConfig:
+def worker_config(
+    sections: Mapping[str, Any],
+    folder: Path,
+    bootstrap_servers: str | None = None,
+    engine: EngineKind | None = None,
+) -> WorkerConfig:
     """Return the configuration that a file's sections make.
 
     Args:
         sections: of the file.
         folder: where relative paths begin.
         bootstrap_servers: takes the place of the file's.
+        engine: takes the place of the file's `engine.kind`.
 
     Raises:
         ConfigError: a key is unknown or wrong.
         SpecError: the points cannot be read, or a pipeline cannot honour them.
     """
     own = validated(WorkerSections, {k: v for k, v in sections.items() if k not in _SHARED}, "")
-    if own.engine.kind == "vllm" and not own.engine.model:
-        raise ConfigError("engine.model: is missing; it names the folder of the model, or the model")
-    if own.engine.kind == "vllm" and (folder / own.engine.model).is_dir():
-        engine = own.engine.model_copy(update={"model": str((folder / own.engine.model).resolve())})
-        own = own.model_copy(update={"engine": engine})
+    if engine is not None:
+        own = own.model_copy(update={"engine": own.engine.model_copy(update={"kind": engine})})
+    own = own.model_copy(update={"engine": _with_model(own.engine, folder)})
     path = sections.get("points")
     points = ProbeSpec(version=1, extraction_points=()) if path is None else load_yaml_file(folder / str(path))
     check_pipeline(points)
     return WorkerConfig(
         kafka=connection(sections, bootstrap_servers), plan=topic_plan(sections, folder), points=points, own=own
     )
+
+
+def _with_model(section: EngineSection, folder: Path) -> EngineSection:
+    """Return the section with the path of its model made whole, where it is one."""
+    if section.kind is EngineKind.FAKE:
+        return section
+    if not section.model:
+        raise ConfigError("engine.model: is missing; it names the folder of the model, or the model")
+    path = folder / section.model
+    return section.model_copy(update={"model": str(path.resolve())}) if path.is_dir() else section

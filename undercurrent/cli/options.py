@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,15 @@ import typer
 from undercurrent.service.logging import LogFormat
 
 BOOTSTRAP_VARIABLE = "UNDERCURRENT_BOOTSTRAP_SERVERS"
+
+
+class EngineKind(StrEnum):
+    """Which engine runs the model: `hf` needs no vLLM, `fake` has scripted tokens and is for tests."""
+
+    VLLM = "vllm"
+    HF = "hf"
+    FAKE = "fake"
+
 
 Bootstrap = Annotated[
     str | None,
@@ -23,4 +33,8 @@ ServiceLogFormat = Annotated[
 ]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", "-c", exists=True, dir_okay=False, help="Configuration in YAML.")
+]
+Engine = Annotated[
+    EngineKind | None,
+    typer.Option("--engine", help="What runs the model; the configuration's engine.kind without it. hf needs no vLLM."),
 ]

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from undercurrent.service.processes import tied_command
@@ -20,13 +20,21 @@ class AppProcess:
         config: its configuration file.
         log: file that gets what it prints.
         environment: added to this process's own.
+        options: further options of its command.
     """
 
-    def __init__(self, module: str, config: Path, log: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        module: str,
+        config: Path,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        options: Sequence[str] = (),
+    ) -> None:
         self.log = log
         with log.open("ab") as out:
             self._process = subprocess.Popen(
-                tied_command([sys.executable, "-m", module, "run", "--config", str(config)]),
+                tied_command([sys.executable, "-m", module, "run", "--config", str(config), *options]),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

@@ -60,10 +60,18 @@ class WorkerProcess(AppProcess):
         log: file that gets what it prints.
         port: of its health server.
         environment: added to this process's own.
+        options: further options of its command.
     """
 
-    def __init__(self, config: Path, log: Path, port: int, environment: Mapping[str, str] | None = None) -> None:
-        super().__init__("engine_worker", config, log, environment)
+    def __init__(
+        self,
+        config: Path,
+        log: Path,
+        port: int,
+        environment: Mapping[str, str] | None = None,
+        options: Sequence[str] = (),
+    ) -> None:
+        super().__init__("engine_worker", config, log, environment, options)
         self.port = port
 
     @property
@@ -173,11 +181,13 @@ class EngineBench:
         }
         return self._write_yaml(f"{name}.yaml", {**shared, **sections})
 
-    def start_worker(self, config: Path, environment: Mapping[str, str] | None = None) -> WorkerProcess:
+    def start_worker(
+        self, config: Path, environment: Mapping[str, str] | None = None, options: Sequence[str] = ()
+    ) -> WorkerProcess:
         """Start a worker; its health server gets a free port."""
         port = free_port()
         ported = {**(environment or {}), "UNDERCURRENT_METRICS__PORT": str(port)}
-        worker = WorkerProcess(config, self.folder / f"worker-{len(self._workers)}.log", port, ported)
+        worker = WorkerProcess(config, self.folder / f"worker-{len(self._workers)}.log", port, ported, options)
         self._workers.append(worker)
         return worker
 

@@ -15,9 +15,12 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    GemmaConfig,
     GPT2Config,
     LlamaConfig,
     PretrainedConfig,
+    Qwen2Config,
 )
 
 from undercurrent.testing.byte_tokenizer import byte_tokenizer
@@ -29,19 +32,37 @@ VOCAB_SIZE = 320
 """Rows of the embedding: 257 tokens, padded."""
 
 
+def _rotary(layers: int, width: int, max_len: int) -> dict[str, Any]:
+    """Return what all families with rotary positions are told."""
+    return {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": width // 32,
+        "num_key_value_heads": max(1, width // 64),
+        "max_position_embeddings": max_len,
+        "bos_token_id": None,
+        "eos_token_id": EOS_ID,
+        "tie_word_embeddings": False,
+    }
+
+
 def _llama(layers: int, width: int, max_len: int) -> PretrainedConfig:
-    return LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=width,
-        intermediate_size=2 * width,
-        num_hidden_layers=layers,
-        num_attention_heads=width // 32,
-        num_key_value_heads=max(1, width // 64),
-        max_position_embeddings=max_len,
-        bos_token_id=None,
-        eos_token_id=EOS_ID,
-        tie_word_embeddings=False,
-    )
+    return LlamaConfig(**_rotary(layers, width, max_len))
+
+
+def _qwen2(layers: int, width: int, max_len: int) -> PretrainedConfig:
+    return Qwen2Config(**_rotary(layers, width, max_len))
+
+
+def _gemma(layers: int, width: int, max_len: int) -> PretrainedConfig:
+    return GemmaConfig(**_rotary(layers, width, max_len), head_dim=32)
+
+
+def _gemma2(layers: int, width: int, max_len: int) -> PretrainedConfig:
+    # A short window: every second layer sees less than the whole of any prompt worth testing.
+    return Gemma2Config(**_rotary(layers, width, max_len), head_dim=32, query_pre_attn_scalar=32, sliding_window=24)
 
 
 def _gpt2(layers: int, width: int, max_len: int) -> PretrainedConfig:
@@ -56,7 +77,13 @@ def _gpt2(layers: int, width: int, max_len: int) -> PretrainedConfig:
     )
 
 
-_FAMILIES: Mapping[str, Callable[[int, int, int], PretrainedConfig]] = {"llama": _llama, "gpt2": _gpt2}
+_FAMILIES: Mapping[str, Callable[[int, int, int], PretrainedConfig]] = {
+    "llama": _llama,
+    "gpt2": _gpt2,
+    "qwen2": _qwen2,
+    "gemma": _gemma,
+    "gemma2": _gemma2,
+}
 
 
 def build_tiny_model(
@@ -73,7 +100,7 @@ def build_tiny_model(
     """Write a model of random weights with its tokenizer; return its folder.
 
     Args:
-        family: `llama` or `gpt2`.
+        family: `llama`, `gpt2`, `qwen2`, `gemma` or `gemma2`.
         folder: to write to.
         layers: decoder layers.
         width: hidden size, a multiple of 64.

@@ -15,11 +15,11 @@ import numpy.typing as npt
 import torch
 from transformers import AutoModelForCausalLM
 
-from undercurrent.errors import CaptureError
+from undercurrent.adapters.model_map import ModelMap
 
 Float32 = npt.NDArray[np.float32]
 
-_PARTS = {"attn_out": ("self_attn", "attn"), "mlp_out": ("mlp", "block_sparse_moe")}
+_OF_LAYERS = ("residual_stream", "attn_out", "mlp_out")
 
 
 class HFOracle:
@@ -35,12 +35,8 @@ class HFOracle:
             folder, dtype=getattr(torch, dtype), attn_implementation="eager"
         )
         self._model.eval()
-        body = self._model.base_model
-        self._layers = list(getattr(body, "layers", None) or getattr(body, "h", None) or ())
-        norm = getattr(body, "norm", None) or getattr(body, "ln_f", None)
-        if not self._layers or norm is None:
-            raise CaptureError(f"{type(self._model).__name__}: no decoder layers or no final norm under a known name")
-        self._norm: torch.nn.Module = norm
+        self._layers = self._model.config.get_text_config(decoder=True).num_hidden_layers
+        self._parts = ModelMap.of(self._model, self._layers)
 
     def activations(self, token_ids: Sequence[int]) -> dict[str, Float32]:
         """Return every tensor type for one sequence, float32 [tokens, layers, width]; `final_norm` has one layer.
@@ -49,20 +45,18 @@ class HFOracle:
             token_ids: the sequence.
         """
         seen: dict[tuple[str, int], Float32] = {}
-        handles = [self._norm.register_forward_hook(_keep(seen, "final_norm", 0))]
-        for layer, module in enumerate(self._layers):
-            handles.append(module.register_forward_hook(_keep(seen, "residual_stream", layer)))
-            for tensor_type, names in _PARTS.items():
-                part = next(getattr(module, name) for name in names if hasattr(module, name))
-                handles.append(part.register_forward_hook(_keep(seen, tensor_type, layer)))
+        wanted = [(tensor_type, layer) for tensor_type in _OF_LAYERS for layer in range(self._layers)]
+        handles = [
+            self._parts.module(tensor_type, layer).register_forward_hook(_keep(seen, tensor_type, layer))
+            for tensor_type, layer in (*wanted, ("final_norm", 0))
+        ]
         try:
             with torch.inference_mode():
                 self._model(torch.tensor([list(token_ids)]), use_cache=False)
         finally:
             for handle in handles:
                 handle.remove()
-        count = len(self._layers)
-        out = {t: np.stack([seen[t, n] for n in range(count)], axis=1) for t in ("residual_stream", *_PARTS)}
+        out = {t: np.stack([seen[t, n] for n in range(self._layers)], axis=1) for t in _OF_LAYERS}
         return out | {"final_norm": seen["final_norm", 0][:, None, :]}
 
 

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from undercurrent.cli.options import EngineKind
 from undercurrent.cli.running import EXIT_FAILED, EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
@@ -40,13 +41,16 @@ def demo(
         Path | None, typer.Option("--work-dir", file_okay=False, help="Folder for configuration, data and logs.")
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the ring running at the end, until Ctrl-C.")] = False,
+    engine: Annotated[
+        Literal["vllm", "hf"], typer.Option("--engine", help="What runs the model. hf needs transformers and no vLLM.")
+    ] = "vllm",
 ) -> int:
     """Watch a probe in another process stop a real model before it gives a secret away.
 
-    Starts a broker, an engine worker with vLLM, a probe host and a producer, each as its own process and with the
-    commands that a deployment uses, and ends all of them. Exits with 0 only if every promise held: each request that
-    would recite the code was stopped before its first digit, no other was stopped, and a replay of the recorded
-    activations gave the same verdicts and scores.
+    Starts a broker, an engine worker with vLLM or transformers, a probe host and a producer, each as its own process
+    and with the commands that a deployment uses, and ends all of them. Exits with 0 only if every promise held: each
+    request that would recite the code was stopped before its first digit, no other was stopped, and a replay of the
+    recorded activations gave the same verdicts and scores.
 
     The broker is the one at UNDERCURRENT_BOOTSTRAP_SERVERS; else an Apache Kafka at KAFKA_HOME, with Java; else the
     embedded one.
@@ -61,7 +65,7 @@ def demo(
     folder = work_dir or Path(".undercurrent") / "demo" / time.strftime("%Y%m%d-%H%M%S")
     with _interrupted_by_signals():
         try:
-            stage = Stage.set_up(folder.resolve(), keep=keep)
+            stage = Stage.set_up(folder.resolve(), keep=keep, engine=EngineKind(engine))
             ending = _perform(stage, console, prompt or [], report)
         except ProcessFailedError as exc:
             _explain(console, exc, folder / "logs")

@@ -103,15 +103,17 @@ class Play:
         raise AssertionError("patience ends by raising")
 
     def _topics(self) -> None:
-        self._view.phase("topics", "an engine worker with vLLM, which takes 40-100 s to start")
+        name, patience = self._stage.engine_words
+        self._view.phase("topics", f"an engine worker with {name}, which takes {patience} to start")
         self._command("topics", self._stage.topics_argv)
         self._view.done(f"with the prefix {self._stage.prefix}")
 
     def _ring(self) -> None:
         """Start engine worker and probe host side by side; meanwhile show what will be judged by what."""
         stage = self._stage
+        name, patience = stage.engine_words
         self._view.phase(
-            "engine worker and probe host: starting, 40-100 s for vLLM alone", f"{len(self._asks)} prompts"
+            f"engine worker and probe host: starting, {patience} for {name} alone", f"{len(self._asks)} prompts"
         )
         self._start("engine", stage.engine_argv)
         self._start("probes", stage.probes_argv)

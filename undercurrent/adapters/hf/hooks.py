@@ -1,0 +1,112 @@
+"""Forward hooks that copy what modules of a model compute into the rows of a step.
+
+One buffer [max rows, layers, width] per tap group, so that all layers of a token stand side by side. A step is several
+forward passes, one per request, each of which fills rows of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from undercurrent.adapters.model_map import ModelMap
+from undercurrent.capture.points import TapGroup
+from undercurrent.errors import CaptureError
+
+
+class HookSet:
+    """All hooks of a model. Between `arm` and `disarm` they copy; nothing that goes wrong leaves a forward pass.
+
+    Args:
+        groups: what to capture.
+        parts: where the modules are.
+        width: hidden size.
+        max_rows: most rows of a step.
+        known: buffers of groups that have one already; those of other groups are made.
+
+    Raises:
+        CaptureError: the model lacks a part.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[TapGroup],
+        parts: ModelMap,
+        *,
+        width: int,
+        max_rows: int,
+        known: Mapping[TapGroup, torch.Tensor],
+    ) -> None:
+        modules = [
+            (group, index, parts.module(group.tensor_type, layer))
+            for group in groups
+            for index, layer in enumerate(group.layers)
+        ]
+        self.buffers = {
+            group: known[group]
+            if group in known
+            # On the host, wherever the model runs: that is where the ring is.
+            else torch.zeros((max_rows, len(group.layers), width), dtype=getattr(torch, group.dtype))
+            for group in groups
+        }
+        self._width = width
+        self._first = self._count = 0
+        self._fired = 0
+        self._error: Exception | None = None
+        self._hooks = [
+            module.register_forward_hook(self._hook(self.buffers[group][:, index, :]))
+            for group, index, module in modules
+        ]
+
+    def rows_as_bytes(self) -> dict[TapGroup, npt.NDArray[np.uint8]]:
+        """Return a view of each group's buffer, uint8 [max rows, row bytes]."""
+        return {
+            group: buffer.view(torch.uint8).reshape(buffer.shape[0], -1).numpy()
+            for group, buffer in self.buffers.items()
+        }
+
+    def arm(self, first: int, count: int) -> None:
+        """Let the hooks copy in the next forward pass.
+
+        Args:
+            first: row of its first token.
+            count: tokens that it computes.
+        """
+        self._first, self._count = first, count
+        self._fired, self._error = 0, None
+
+    def disarm(self) -> str | None:
+        """Let the hooks do nothing until the next `arm`; return what went wrong since the last one, if anything did."""
+        self._count = 0
+        if self._error is not None:
+            return f"a hook failed: {self._error}"
+        if self._fired != len(self._hooks):
+            return f"{self._fired} of {len(self._hooks)} captured modules ran"
+        return None
+
+    def remove(self) -> None:
+        """Take the hooks off the model."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def _hook(self, rows: torch.Tensor) -> Callable[..., None]:
+        def hook(_module: torch.nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401 - any module's output
+            count = self._count
+            if count == 0:
+                return
+            try:
+                found = output[0] if isinstance(output, tuple) else output
+                if found.shape != (1, count, self._width):
+                    raise CaptureError(f"a module gave {tuple(found.shape)}, not {(1, count, self._width)}")
+                rows[self._first : self._first + count].copy_(found[0])
+                self._fired += 1
+            # This runs inside the model's forward pass: nothing of ours may leave it. `disarm` says it afterwards.
+            except Exception as exc:
+                self._error = self._error or exc
+
+        return hook
