@@ -20,6 +20,15 @@ class Tree(LazyGroup):
         "demo": LazyCommand(
             target="undercurrent.cli.demo.command:app", help="Watch a probe in another process stop a real model."
         ),
+        "init": LazyCommand(target="undercurrent.cli.init:app", help="Write the files of a new deployment."),
+        "config": LazyCommand(target="undercurrent.cli.config:app", help="Check configuration files.", group=True),
+        "validate": LazyCommand(
+            target="undercurrent.cli.validate:app", help="Check extraction points and what is bound to them."
+        ),
+        "schema": LazyCommand(target="undercurrent.cli.schema:app", help="Print the JSON Schema of extraction points."),
+        "inspect-model": LazyCommand(
+            target="undercurrent.cli.inspect_model:app", help="Show what can be captured of a model."
+        ),
         "broker": LazyCommand(target="undercurrent.cli.broker:app", help="Start a broker for development.", group=True),
         "topics": LazyCommand(
             target="undercurrent.cli.topics:app", help="Plan, create and check the topics.", group=True

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from undercurrent.cli.options import Bootstrap, ConfigFile
+from undercurrent.cli.tables import write_table
 
 if TYPE_CHECKING:
     from undercurrent.topics import Topic, TopicPlan
@@ -126,8 +127,4 @@ def _print(rows: list[dict[str, Any]], json_lines: bool) -> None:
 
         sys.stdout.writelines(dumps(row) + "\n" for row in rows)
         return
-    names = list(rows[0])
-    widths = [max(len(name), *(len(str(row[name])) for row in rows)) for name in names]
-    for cells in (names, *(list(map(str, row.values())) for row in rows)):
-        line = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-        sys.stdout.write(line.rstrip() + "\n")
+    write_table(rows)

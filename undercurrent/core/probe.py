@@ -11,13 +11,14 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, MutableMapping, MutableSequence, MutableSet
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 from undercurrent.core.results import ProbeResult, ProbeSignal, RequestContext
 from undercurrent.errors import ProbeError
 from undercurrent.spec import ActivationRecord, ProbeKind
 
-_COPIED = (list, dict, set, bytearray)
+_COPIED = (MutableSequence, MutableMapping, MutableSet, tuple)
 
 
 class Probe(ABC):
@@ -104,8 +105,15 @@ def _is_dunder(name: str) -> bool:
 
 
 def _is_mutable(value: object) -> bool:
+    if isinstance(value, MappingProxyType):  # a read-only view, though it has no hash before Python 3.12
+        return False
+    if isinstance(value, tuple):
+        return any(_is_mutable(item) for item in value)
+    if isinstance(value, type):
+        return False
     # By Python's own convention a type whose values change has no hash: list, dict, set, bytearray, deque, ndarray.
-    return type(value).__hash__ is None or isinstance(value, MutableSequence | MutableMapping | MutableSet)
+    # A torch tensor has one, but its items can be set.
+    return type(value).__hash__ is None or isinstance(value, MutableSet) or hasattr(type(value), "__setitem__")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +122,8 @@ class ProbeFactory:
 
     Args:
         probe_cls: the probe.
-        probe_kwargs: settings for its constructor; lists, dicts and sets are copied for each instance.
+        probe_kwargs: settings for its constructor; lists, dicts, sets and tuples are copied for each instance, with all
+            that is in them. Anything else, such as an array of weights, is shared.
 
     Raises:
         ProbeError: the class is no probe.

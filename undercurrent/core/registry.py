@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Callable, Iterable, Mapping
 from threading import RLock
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from undercurrent.core.probe import Probe, ProbeFactory
 from undercurrent.errors import ProbeError, ProbeNotFoundError
@@ -17,6 +17,7 @@ from undercurrent.errors import ProbeError, ProbeNotFoundError
 ENTRY_POINT_GROUP = "undercurrent.probes"
 
 EntryPoints = Callable[[], Iterable[importlib.metadata.EntryPoint]]
+P = TypeVar("P", bound=type[Probe])
 
 
 def _installed() -> Iterable[importlib.metadata.EntryPoint]:
@@ -32,6 +33,7 @@ class ProbeRegistry:
 
     def __init__(self, entry_points: EntryPoints = _installed) -> None:
         self._factories: dict[str, ProbeFactory] = {}
+        self._loaded: dict[str, ProbeFactory] = {}
         self._entry_points = entry_points
         self._lock = RLock()
 
@@ -84,10 +86,10 @@ class ProbeRegistry:
             ProbeError: an entry point has this name and does not load.
         """
         with self._lock:
-            factory = self._factories.get(name)
+            factory = self._factories.get(name) or self._loaded.get(name)
             if factory is None:
-                factory = self._load(name)
-                self._factories[name] = factory
+                # Kept apart from what code registered: whether a name is free must not depend on who asked before.
+                factory = self._loaded[name] = self._load(name)
             return factory
 
     def _load(self, name: str) -> ProbeFactory:
@@ -96,9 +98,13 @@ class ProbeRegistry:
             raise ProbeNotFoundError(self._unknown(name))
         try:
             loaded = entry.load()
-        except (ImportError, AttributeError) as exc:
-            raise ProbeError(f"probe {name!r}: entry point {entry.value!r} does not load: {exc}") from exc
-        return loaded if isinstance(loaded, ProbeFactory) else ProbeFactory(loaded)
+        except (Exception, SystemExit) as exc:  # somebody's module may do anything while it is imported
+            reason = f"{type(exc).__name__}: {exc}"
+            raise ProbeError(f"probe {name!r}: entry point {entry.value!r} does not load: {reason}") from exc
+        try:
+            return loaded if isinstance(loaded, ProbeFactory) else ProbeFactory(loaded)
+        except ProbeError as exc:
+            raise ProbeError(f"probe {name!r}: entry point {entry.value!r}: {exc}") from exc
 
     def names(self) -> list[str]:
         """Return every name that `get` knows, sorted."""
@@ -121,15 +127,41 @@ default_registry = ProbeRegistry()
 """What the functions below and the `probe` decorator use."""
 
 
+@overload
 def register_probe(
     name: str,
     probe: type[Probe] | ProbeFactory,
     probe_kwargs: Mapping[str, Any] | None = None,
     *,
     replace: bool = False,
-) -> ProbeFactory:
-    """Give a probe a name in the default registry; see `ProbeRegistry.register`."""
-    return default_registry.register(name, probe, probe_kwargs, replace=replace)
+) -> ProbeFactory: ...
+
+
+@overload
+def register_probe(
+    name: str, *, probe_kwargs: Mapping[str, Any] | None = None, replace: bool = False
+) -> Callable[[P], P]: ...
+
+
+def register_probe(
+    name: str,
+    probe: type[Probe] | ProbeFactory | None = None,
+    probe_kwargs: Mapping[str, Any] | None = None,
+    *,
+    replace: bool = False,
+) -> ProbeFactory | Callable[[P], P]:
+    """Give a probe a name in the default registry; see `ProbeRegistry.register`.
+
+    Without a probe it is a decorator: `@register_probe("toxicity")` above the class.
+    """
+    if probe is not None:
+        return default_registry.register(name, probe, probe_kwargs, replace=replace)
+
+    def decorate(cls: P) -> P:
+        default_registry.register(name, cls, probe_kwargs, replace=replace)
+        return cls
+
+    return decorate
 
 
 def unregister_probe(name: str) -> None:

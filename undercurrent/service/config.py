@@ -22,20 +22,16 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from undercurrent.errors import ConfigError
+from undercurrent.service.reading import read_sourced
 
 Model = TypeVar("Model", bound=BaseModel)
 
-PREFIX = "UNDERCURRENT_"
 MASK = "********"
-SHORTHANDS: Mapping[str, tuple[str, ...]] = {"UNDERCURRENT_BOOTSTRAP_SERVERS": ("kafka", "bootstrap_servers")}
 
-_VARIABLE = re.compile(r"\$(?:(\$)|\{([A-Za-z_][A-Za-z0-9_]*)(:-([^}]*))?\})")
-_SECRET = re.compile(r"password|secret|token(?!s|_ids)|credential|\.pem$|jaas", re.IGNORECASE)
-_FILE = "_file"
+_SECRET = re.compile(r"password|secret|token(?!s|_ids|iz)|credential|\.pem$|jaas", re.IGNORECASE)
 
 
 def load(model: type[Model], path: Path | None, environment: Mapping[str, str]) -> Model:
@@ -66,24 +62,7 @@ def read_sections(
     Raises:
         ConfigError: the file cannot be read or is no mapping, a variable is not set, a secret's file cannot be read.
     """
-    where = str(path) if path is not None else "environment"
-    sections: dict[str, Any] = {}
-    if path is not None:
-        try:
-            read = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError) as exc:
-            raise ConfigError(f"{where}: {exc}") from exc
-        except RecursionError as exc:
-            raise ConfigError(f"{where}: is nested too deeply") from exc
-        if read is not None and not isinstance(read, dict):
-            raise ConfigError(f"{where}: expected keys and values, found {type(read).__name__}")
-        try:
-            sections = _resolved(read or {}, (), where, environment, path.parent)
-        except RecursionError as exc:  # an alias to what it stands in
-            raise ConfigError(f"{where}: is nested too deeply, or an alias contains itself") from exc
-    for names, value in _overrides(environment, top_level):
-        _put(sections, names, value)
-    return sections
+    return read_sourced(path, environment, top_level).sections
 
 
 def validated(model: type[Model], section: Mapping[str, Any], path: Path | None = None, *, name: str = "") -> Model:
@@ -108,6 +87,11 @@ def validated(model: type[Model], section: Mapping[str, Any], path: Path | None 
         raise ConfigError(f"{prefix}{name + ': ' if name else ''}{exc}") from exc
 
 
+def is_secret(key: str) -> bool:
+    """Return whether a key's name says that its value is to be shown to nobody."""
+    return bool(_SECRET.search(key))
+
+
 def shown(value: Any) -> Any:  # noqa: ANN401 - whatever a model dumps to
     """Return a model or a mapping as plain data with its secrets masked: fit to be printed or logged."""
     if isinstance(value, BaseModel):
@@ -115,89 +99,10 @@ def shown(value: Any) -> Any:  # noqa: ANN401 - whatever a model dumps to
     if isinstance(value, SecretStr):
         return MASK
     if isinstance(value, Mapping):
-        return {
-            key: MASK if item is not None and _SECRET.search(str(key)) else shown(item) for key, item in value.items()
-        }
+        return {key: MASK if item is not None and is_secret(str(key)) else shown(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [shown(item) for item in value]
     return value
-
-
-def _resolved(
-    data: Mapping[Any, Any], names: tuple[str, ...], where: str, environment: Mapping[str, str], folder: Path
-) -> dict[str, Any]:
-    resolved: dict[str, Any] = {}
-    for raw, value in data.items():
-        key = str(raw)
-        put = _value(value, (*names, key), where, environment, folder)
-        if key.endswith(_FILE) and isinstance(put, str):
-            key, put = key.removesuffix(_FILE), _secret(folder / put, (*names, key), where)
-            if key in data:
-                raise ConfigError(
-                    f"{where}: {_dotted((*names, key))}: given together with {key}{_FILE}; give one of the two"
-                )
-        resolved[key] = put
-    return resolved
-
-
-def _value(
-    value: Any,  # noqa: ANN401 - whatever YAML gives
-    names: tuple[str, ...],
-    where: str,
-    environment: Mapping[str, str],
-    folder: Path,
-) -> Any:  # noqa: ANN401
-    if isinstance(value, Mapping):
-        return _resolved(value, names, where, environment, folder)
-    if isinstance(value, list):
-        return [_value(item, (*names, str(at)), where, environment, folder) for at, item in enumerate(value)]
-    if not isinstance(value, str):
-        return value
-
-    def put(match: re.Match[str]) -> str:
-        dollar, variable, has_default, default = match.groups()
-        if dollar:
-            return "$"
-        found = environment.get(variable)
-        if found:
-            return found
-        if has_default:
-            return default or ""
-        if found is None:
-            raise ConfigError(f"{where}: {_dotted(names)}: environment variable {variable} is not set")
-        return found
-
-    return _VARIABLE.sub(put, value)
-
-
-def _secret(path: Path, names: tuple[str, ...], where: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8").rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{where}: {_dotted(names)}: {exc}") from exc
-
-
-def _overrides(environment: Mapping[str, str], top_level: frozenset[str]) -> list[tuple[tuple[str, ...], str]]:
-    found: list[tuple[tuple[str, ...], str]] = []
-    for variable, value in sorted(environment.items()):
-        if variable in SHORTHANDS:
-            if value:
-                found.append((SHORTHANDS[variable], value))
-        elif variable.startswith(PREFIX):
-            names = tuple(variable.removeprefix(PREFIX).lower().split("__"))
-            # Variables of other parts begin alike; a lone name counts only where it is a key.
-            if all(names) and (len(names) > 1 or names[0] in top_level):
-                found.append((names, value))
-    return found
-
-
-def _put(sections: dict[str, Any], names: tuple[str, ...], value: str) -> None:
-    place = sections
-    for name in names[:-1]:
-        inner = place.get(name)
-        place[name] = dict(inner) if isinstance(inner, Mapping) else {}
-        place = place[name]
-    place[names[-1]] = value
 
 
 def _line(model: type[BaseModel], error: Any, name: str) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
@@ -233,7 +138,3 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:  # noqa: ANN401 - any 
     if get_origin(annotation) in (Union, UnionType, list, tuple, dict):
         return next((inner for argument in get_args(annotation) if (inner := _model_in(argument))), None)
     return None
-
-
-def _dotted(names: tuple[str, ...]) -> str:
-    return ".".join(names)

@@ -14,12 +14,12 @@ from undercurrent.spec.enums import (
     UntilKind,
 )
 from undercurrent.spec.load import load_spec, load_yaml_file, parse_dict, parse_yaml
-from undercurrent.spec.model import json_schema
 from undercurrent.spec.pipeline import check_pipeline
 from undercurrent.spec.point import ExtractionPoint, ProbeSpec
 from undercurrent.spec.policies import InterventionPolicy, UntilPolicy
 from undercurrent.spec.position import PositionSelector, parse_position
 from undercurrent.spec.record import ActivationRecord
+from undercurrent.spec.schema import json_schema
 
 __all__ = [
     "ActivationRecord",

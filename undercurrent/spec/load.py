@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
 from collections.abc import Mapping
@@ -14,7 +15,8 @@ from undercurrent.errors import SpecValidationError
 from undercurrent.spec.model import PointModel, SpecModel, as_spec_error
 from undercurrent.spec.point import ExtractionPoint, ProbeSpec
 from undercurrent.spec.policies import InterventionPolicy, UntilPolicy
-from undercurrent.spec.yaml_text import parse_plain_yaml
+from undercurrent.spec.values import PlainCopy
+from undercurrent.spec.yaml_text import MAX_TEXT_CHARS, parse_plain_yaml
 
 _OLD = {"layer": "layers", "tensor": "tensor_type"}
 _ALIASES = {"every_n": "stride"}
@@ -56,18 +58,20 @@ def load_yaml_file(path: str | os.PathLike[str]) -> ProbeSpec:
     """Return the spec in a YAML file.
 
     Raises:
-        SpecValidationError: it cannot be read or is wrong.
+        SpecValidationError: it cannot be read or is wrong; the error names the file.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with Path(path).open(encoding="utf-8") as file:
+            text = file.read(MAX_TEXT_CHARS + 1)  # what is longer is refused below; a device may have no end
     except (OSError, ValueError) as exc:
-        raise SpecValidationError(f"cannot read the spec {os.fspath(path)!r}: {exc}") from exc
+        reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
+        raise SpecValidationError(f"{path}: cannot be read: {reason}") from exc
     try:
         return parse_yaml(text)
     except SpecValidationError as exc:
-        if exc.point is None and exc.field is None:
-            raise SpecValidationError(f"{os.fspath(path)}: {exc}") from exc
-        raise
+        named = SpecValidationError(f"{path}: {exc}")
+        named.point, named.field = exc.point, exc.field
+        raise named from exc
 
 
 def parse_yaml(text: str) -> ProbeSpec:
@@ -90,11 +94,14 @@ def parse_dict(data: Mapping[str, Any]) -> ProbeSpec:
     """
     if not isinstance(data, Mapping):
         raise _no_mapping(data)
-    current = dict(data)
-    if current.get("version") in ("1", "1.0") or (current.get("version") == 1 and current["version"] is not True):
+    current = _plain_spec(data)
+    version = current.get("version")
+    if isinstance(version, bool):  # to Python, and so to pydantic, True is 1
+        raise SpecValidationError(f"{version}; accepted: 1", field="version")
+    if version in (1, "1", "1.0"):
         current["version"] = 1
     points = current.get("extraction_points")
-    if isinstance(points, list | tuple):
+    if isinstance(points, list):
         current["extraction_points"] = [_current_spelling(point, index) for index, point in enumerate(points)]
     try:
         model = SpecModel.model_validate(current)
@@ -107,27 +114,56 @@ def parse_dict(data: Mapping[str, Any]) -> ProbeSpec:
 
 
 def _no_mapping(data: object) -> SpecValidationError:
-    return SpecValidationError(f"a spec is a mapping with version and extraction_points, not {type(data).__name__}")
+    found = "nothing" if data is None else type(data).__name__
+    return SpecValidationError(f"a spec is a mapping with version and extraction_points, not {found}")
+
+
+def _plain_spec(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy in JSON's own types: what follows meets no object with ideas of its own, and no endless one."""
+    copy = PlainCopy()
+    current = copy.of_mapping({key: value for key, value in data.items() if key != "extraction_points"}, "")
+    points = data.get("extraction_points", ...)
+    if isinstance(points, list | tuple):
+        current["extraction_points"] = [
+            copy.of_mapping(point, "", _name_of(point, index))
+            if isinstance(point, Mapping)
+            else copy.of(point, "extraction_points", f"number {index}")
+            for index, point in enumerate(points)
+        ]
+    elif points is not ...:
+        current["extraction_points"] = copy.of(points, "extraction_points")
+    return current
+
+
+def _name_of(point: Mapping[str, Any], index: int) -> str:
+    name = point.get("name")
+    return name if isinstance(name, str) and name else f"number {index}"
 
 
 def _current_spelling(point: object, index: int) -> object:
     """Return a point with its old spellings and aliases replaced."""
-    if not isinstance(point, Mapping):
+    if not isinstance(point, dict):
         return point
     out = dict(point)
-    name = out.get("name")
-    shown = name if isinstance(name, str) and name else f"number {index}"
+    name = _name_of(point, index)
     for old, new in (_OLD | _ALIASES).items():
         if old not in out:
             continue
         if new in out:
-            raise SpecValidationError(f"stands beside {old!r}, which means the same: keep one", point=shown, field=new)
+            raise SpecValidationError(f"stands beside {old!r}, which means the same: keep one", point=name, field=new)
         if old in _OLD:
-            warnings.warn(
-                f"extraction point {shown!r}: key {old!r} is now called {new!r}", DeprecationWarning, stacklevel=3
-            )
+            message = f"extraction point {name!r}: key {old!r} is now called {new!r}"
+            warnings.warn(message, DeprecationWarning, stacklevel=_levels_to_caller())
         out[new] = out.pop(old)
     return out
+
+
+def _levels_to_caller() -> int:
+    """Return how far the first frame outside of this package is: Python shows a warning only to whom it belongs."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("undercurrent.spec"):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _to_point(model: PointModel) -> ExtractionPoint:
@@ -137,6 +173,5 @@ def _to_point(model: PointModel) -> ExtractionPoint:
         if model.intervention is not None:
             fields["intervention"] = InterventionPolicy(**model.intervention.model_dump())
     except SpecValidationError as exc:
-        message = exc.args[0].partition(": ")[2]
-        raise SpecValidationError(message, point=model.name, field=exc.field) from None
+        raise SpecValidationError(exc.reason, point=model.name, field=exc.field) from None
     return ExtractionPoint(**fields)

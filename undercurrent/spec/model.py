@@ -1,4 +1,4 @@
-"""The shape of a spec file, as pydantic models: types, unknown keys, JSON Schema.
+"""The shape of a spec file, as pydantic models: types and unknown keys.
 
 Which values fit together is the business of `ExtractionPoint`; these models only know what a file may contain.
 """
@@ -6,7 +6,6 @@ Which values fit together is the business of `ExtractionPoint`; these models onl
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -34,26 +33,23 @@ from undercurrent.spec.enums import (
     TimeoutAction,
     UntilKind,
 )
+from undercurrent.spec.policies import spread_until
+from undercurrent.spec.position import CONTINUOUS_PATTERN, SINGLE_PATTERN
+from undercurrent.spec.values import MAX_LAYERS, MAX_NUMBER, shown
 
-Count = Annotated[StrictInt, Field(ge=1, le=2**31 - 1)]
+Count = Annotated[StrictInt, Field(ge=1, le=MAX_NUMBER)]
 # Layers and position are read by `ExtractionPoint`, whose errors say more than those of a union of types.
-_LAYER = {"type": "integer", "minimum": 0}
-Layers = Annotated[
-    Any,
-    WithJsonSchema(
-        {"anyOf": [_LAYER, {"type": "array", "items": _LAYER, "minItems": 1, "uniqueItems": True}], "title": "Layers"}
-    ),
-]
+_LAYER = {"type": "integer", "minimum": 0, "maximum": MAX_NUMBER}
+_LAYERS = {"type": "array", "items": _LAYER, "minItems": 1, "maxItems": MAX_LAYERS, "uniqueItems": True}
+Layers = Annotated[Any, WithJsonSchema({"anyOf": [_LAYER, _LAYERS]})]
+_TEXT_POSITION = rf"^\s*({SINGLE_PATTERN}|{CONTINUOUS_PATTERN})\s*$"
 Position = Annotated[
     Any,
-    WithJsonSchema(
-        {
-            "anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "minLength": 1}],
-            "description": "A whole number, prompt[i], generated[i] (with +k or -k), [*], [a:], [a:b] of either, or *.",
-            "title": "Position",
-        }
-    ),
+    WithJsonSchema({"anyOf": [_LAYER, {"type": "string", "pattern": _TEXT_POSITION}]}),
 ]
+
+
+Text = Annotated[StrictStr, Field(min_length=1), WithJsonSchema({"type": "string", "pattern": r"\S"})]
 
 
 class _Strict(BaseModel):
@@ -76,22 +72,10 @@ class InterventionModel(_Strict):
     on_timeout: TimeoutAction = TimeoutAction.CONTINUE
 
 
-def _spread_until(value: object) -> object:
-    """Read the short forms: `generation_end`, `{fixed_count: 3}`, `{stop_token: 42}`."""
-    if isinstance(value, str):
-        return {"kind": value}
-    if isinstance(value, Mapping) and "kind" not in value and len(value) == 1:
-        if "fixed_count" in value:
-            return {"kind": "fixed_count", "count": value["fixed_count"]}
-        if "stop_token" in value:
-            return {"kind": "stop_token", "stop_token": value["stop_token"]}
-    return value
-
-
 class PointModel(_Strict):
     """One extraction point."""
 
-    name: Annotated[StrictStr, Field(min_length=1)]
+    name: Text
     layers: Layers
     tensor_type: TensorType
     position: Position
@@ -99,13 +83,13 @@ class PointModel(_Strict):
     until: Annotated[
         UntilModel,
         BeforeValidator(
-            _spread_until,
+            spread_until,
             json_schema_input_type=UntilModel
             | Literal["generation_end"]
             | Annotated[dict[Literal["fixed_count", "stop_token"], StrictInt | StrictStr], Field(max_length=1)],
         ),
     ] = Field(default_factory=lambda: UntilModel(kind=UntilKind.GENERATION_END))
-    probe_type: Annotated[StrictStr, Field(min_length=1)] | None = None
+    probe_type: Text | None = None
     probe_kind: ProbeKind | None = None
     probe_args: dict[str, JsonValue] = Field(default_factory=dict)
     execution_mode: ExecutionMode = ExecutionMode.INLINE
@@ -123,12 +107,6 @@ class SpecModel(_Strict):
 
     version: Literal[1] = 1
     extraction_points: list[PointModel]
-
-
-def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a spec file, current spellings only."""
-    schema = SpecModel.model_json_schema(mode="validation")
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Undercurrent spec"}
 
 
 _NESTED: dict[str, type[BaseModel]] = {"until": UntilModel, "intervention": InterventionModel}
@@ -166,7 +144,7 @@ def _translate(detail: ErrorDetails, data: object) -> SpecValidationError:
     path = loc[2:] if loc[:1] == ("extraction_points",) else loc
     names = [str(part) for part in path if isinstance(part, str) and part in _KNOWN]
     field = ".".join(dict.fromkeys(names)) or (str(path[0]) if path else "extraction_points" if loc else None)
-    value = f"{detail['input']!r:.60}"
+    value = shown(detail["input"])
     kind = detail["type"]
     if kind == "extra_forbidden":
         keys = accepted_keys(path[:-1]) if loc[:1] == ("extraction_points",) else sorted(SpecModel.model_fields)

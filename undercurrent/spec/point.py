@@ -20,16 +20,16 @@ from undercurrent.spec.enums import (
     TensorType,
     UntilKind,
 )
-from undercurrent.spec.policies import InterventionPolicy, UntilPolicy
+from undercurrent.spec.policies import InterventionPolicy, UntilPolicy, as_until
 from undercurrent.spec.position import PositionSelector, parse_position
-from undercurrent.spec.values import as_count, as_enum, as_layers, as_plain
+from undercurrent.spec.values import as_count, as_enum, as_layers, as_plain, as_text, shown
 
 
 @dataclass(frozen=True, slots=True)
 class ExtractionPoint:
     """One place where activations are captured.
 
-    Enums may be given by value, layers as one number, the position as text.
+    Enums may be given by value, layers as one number, the position as text, `until` as a file has it.
 
     Args:
         name: how prompts, probes and topics call it.
@@ -73,8 +73,7 @@ class ExtractionPoint:
     on_unavailable: OnUnavailable = OnUnavailable.CONTINUE
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name.strip():
-            raise SpecValidationError(f"{self.name!r:.60}; accepted: a text", field="name")
+        as_text(self.name, "name")
         self._coerce()
         self._check_position_rules()
         self._check_mode_rules()
@@ -85,6 +84,7 @@ class ExtractionPoint:
             "layers": as_layers(self.layers, name),
             "tensor_type": as_enum(TensorType, self.tensor_type, "tensor_type", name),
             "stride": as_count(self.stride, "stride", name),
+            "until": as_until(self.until, name),
             "execution_mode": as_enum(ExecutionMode, self.execution_mode, "execution_mode", name),
             "probe_args": as_plain(self.probe_args, "probe_args", name),
             "dtype": as_enum(CaptureDtype, self.dtype, "dtype", name),
@@ -112,15 +112,15 @@ class ExtractionPoint:
 
     def _check_types(self) -> None:
         expected = {
-            "until": (UntilPolicy, "an UntilPolicy"),
             "token_ids": (bool, "true or false"),
-            "probe_type": (str | None, "a text"),
             "intervention": (InterventionPolicy | None, "an InterventionPolicy"),
         }
         for key, (kind, what) in expected.items():
             value = getattr(self, key)
-            if not isinstance(value, kind) or value == "":
-                raise SpecValidationError(f"{value!r:.60}; accepted: {what}", point=self.name, field=key)
+            if not isinstance(value, kind):
+                raise SpecValidationError(f"{shown(value)}; accepted: {what}", point=self.name, field=key)
+        if self.probe_type is not None:
+            as_text(self.probe_type, "probe_type", self.name)
 
     def _check_position_rules(self) -> None:
         if self.position.is_continuous:
@@ -231,10 +231,12 @@ class ProbeSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "extraction_points", tuple(self.extraction_points))
-        if isinstance(self.version, bool) or self.version != 1:
-            raise SpecValidationError(f"{self.version!r:.60}; accepted: 1", field="version")
+        if isinstance(self.version, bool) or not isinstance(self.version, int) or self.version != 1:
+            raise SpecValidationError(f"{shown(self.version)}; accepted: 1", field="version")
         seen: set[str] = set()
         for point in self.extraction_points:
+            if not isinstance(point, ExtractionPoint):
+                raise SpecValidationError(f"{shown(point)}; accepted: extraction points", field="extraction_points")
             if point.name in seen:
                 raise SpecValidationError("another point has this name", point=point.name, field="name")
             seen.add(point.name)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from undercurrent.errors import SpecValidationError
 from undercurrent.spec.enums import InterventionMode, TimeoutAction, UntilKind
-from undercurrent.spec.values import as_enum
+from undercurrent.spec.values import MAX_NUMBER, as_count, as_enum, as_text, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +33,58 @@ class UntilPolicy:
             raise SpecValidationError("count belongs to fixed_count, which needs it", field="until.count")
         if (self.stop_token is not None) != (self.kind is UntilKind.STOP_TOKEN):
             raise SpecValidationError("stop_token belongs to the rule stop_token, which needs it", field="until")
-        if self.count is not None and (isinstance(self.count, bool) or self.count < 1):
-            raise SpecValidationError(f"count is {self.count!r}; accepted: 1 or more", field="until.count")
-        token = self.stop_token
-        if token == "" or isinstance(token, bool) or (isinstance(token, int) and token < 0):
-            raise SpecValidationError(f"{token!r}; accepted: a token id or a text", field="until.stop_token")
+        if self.count is not None:
+            as_count(self.count, "until.count")
+        if self.stop_token is not None:
+            _check_token(self.stop_token)
+
+    def stops_at(self, token_id: int, text: str | None = None) -> bool:
+        """Return whether `stop_token` ends the capture with a token: that token is the last one captured.
+
+        Args:
+            token_id: of the token.
+            text: the token's text, where somebody can decode it; a rule that names a text needs it.
+        """
+        if isinstance(self.stop_token, str):
+            return text == self.stop_token
+        return self.stop_token is not None and token_id == self.stop_token
+
+
+def spread_until(value: object) -> object:
+    """Read the short forms of a file: `generation_end`, `{fixed_count: 3}`, `{stop_token: 42}`."""
+    if isinstance(value, str):
+        return {"kind": value}
+    if isinstance(value, Mapping) and "kind" not in value and len(value) == 1:
+        if "fixed_count" in value:
+            return {"kind": "fixed_count", "count": value["fixed_count"]}
+        if "stop_token" in value:
+            return {"kind": "stop_token", "stop_token": value["stop_token"]}
+    return value
+
+
+def as_until(value: object, point: str | None = None) -> UntilPolicy:
+    """Return the rule that a value means: a policy, or any form that a file may have.
+
+    Raises:
+        SpecValidationError: it means none.
+    """
+    if isinstance(value, UntilPolicy):
+        return value
+    spread = spread_until(value)
+    if not isinstance(spread, Mapping) or not {"kind"} <= set(spread) <= {"kind", "count", "stop_token"}:
+        accepted = "an UntilPolicy, generation_end, {fixed_count: N}, {stop_token: TOKEN}"
+        raise SpecValidationError(f"{shown(value)}; accepted: {accepted}", point=point, field="until")
+    try:
+        return UntilPolicy(**spread)
+    except SpecValidationError as exc:
+        raise SpecValidationError(exc.reason, point=point, field=exc.field) from None
+
+
+def _check_token(token: object) -> None:
+    if isinstance(token, str) and token:
+        as_text(token, "until.stop_token", blank=True)  # a line break is a fine token
+    elif isinstance(token, bool) or not isinstance(token, int) or not 0 <= token <= MAX_NUMBER:
+        raise SpecValidationError(f"{shown(token)}; accepted: a token id or a text", field="until.stop_token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +113,5 @@ class InterventionPolicy:
             raise SpecValidationError("mode reject waits for nothing: leave it out", field="intervention.timeout_ms")
         if self.mode is InterventionMode.REJECT and self.on_timeout is not TimeoutAction.CONTINUE:
             raise SpecValidationError("mode reject never times out: leave it out", field="intervention.on_timeout")
-        if self.timeout_ms is not None and (isinstance(self.timeout_ms, bool) or self.timeout_ms < 1):
-            raise SpecValidationError(
-                f"{self.timeout_ms!r}; accepted: 1 or more milliseconds", field="intervention.timeout_ms"
-            )
+        if self.timeout_ms is not None:
+            as_count(self.timeout_ms, "intervention.timeout_ms")

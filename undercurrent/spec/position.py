@@ -27,6 +27,10 @@ ACCEPTED = (
     "prompt[*], prompt[a:], prompt[a:b], generated[*], generated[a:], generated[a:b], *"
 )
 
+SINGLE_PATTERN = r"([0-9]{1,10}|(prompt|generated)\[-?[0-9]{1,10}\]([+-][0-9]{1,10})?)"
+CONTINUOUS_PATTERN = r"(\*|(prompt|generated)\[(\*|[0-9]{1,10}:([0-9]{1,10})?)\])"
+"""The text of one token's position, and of many: what a schema can say of them; some of these are still refused."""
+
 _SINGLE = re.compile(r"(prompt|generated)\[(-?[0-9]{1,10})\]([+-][0-9]{1,10})?")
 _SLICE = re.compile(r"(prompt|generated)\[(?:(\*)|([0-9]{1,10}):([0-9]{1,10})?)\]")
 _SINGLE_KINDS = {PositionKind.ABSOLUTE, PositionKind.PROMPT_INDEX, PositionKind.GENERATED_INDEX}

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import array
 import collections
+import dataclasses
+import threading
+import types
 
 import numpy as np
 import pytest
@@ -50,15 +54,68 @@ def test_an_unspawned_instance_has_no_request():
         _ = Counting().extraction_point_name
 
 
-@pytest.mark.parametrize("value", [[], {}, set(), bytearray(), collections.deque(), np.zeros(2), [1, 2]])
+class Settable:
+    """Has a hash, as a torch tensor has, and yet its items can be set."""
+
+    def __setitem__(self, key, value):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[], {}, set(), bytearray(), collections.deque(), np.zeros(2), [1, 2], collections.Counter(), array.array("i"),
+     collections.defaultdict(list), ([],), (1, ({},)), Settable()],
+)  # fmt: skip
 def test_a_mutable_class_attribute_is_refused_where_the_class_is_defined(value):
     with pytest.raises(TypeError, match=r"seen is a mutable class attribute"):
         type("Bad", (Counting,), {"seen": value})
 
 
+def test_a_mutable_class_attribute_is_refused_further_down_too():
+    middle = type("Middle", (Counting,), {})
+    with pytest.raises(TypeError, match=r"Bad\.cache is a mutable class attribute \(dict\)"):
+        type("Bad", (middle,), {"cache": {}})
+
+
 def test_immutable_class_attributes_are_fine():
-    made = type("Good", (Counting,), {"words": ("a", "b"), "names": frozenset("ab"), "limit": 3, "__slots__": []})
-    assert made().words == ("a", "b")
+    members = {"words": ("a", ("b",)), "names": frozenset("ab"), "limit": 3, "__slots__": [], "kind": ProbeKind,
+               "view": types.MappingProxyType({"a": 1}), "lock": threading.Lock(), "helper": staticmethod(len),
+               "size": property(len), "inner": list}  # fmt: skip
+    made = type("Good", (Counting,), members)
+    assert made().words == ("a", ("b",))
+
+
+def test_a_dataclass_may_be_a_probe():
+    @dataclasses.dataclass
+    class Recording(Probe):
+        limit: int = 2
+        seen: list = dataclasses.field(default_factory=list)
+
+        def on_activation(self, record):
+            self.seen.append(record.token_pos)
+
+        def on_end(self, ctx):
+            return ProbeResult(self.request_id, self.extraction_point_name, self.seen)
+
+    first, second = Recording.spawn("r1", "mid", limit=3), Recording.spawn("r2", "mid")
+    first.on_activation(record(4))
+    assert (first.limit, first.seen, second.seen) == (3, [4], [])
+
+
+def test_settings_are_copied_for_each_instance_but_arrays_are_shared():
+    weights = np.zeros(2)
+    factory = ProbeFactory(Counting, {"limit": ({"deep": []},), "seen": weights})
+    first, second = factory.spawn("r1", "mid"), factory.spawn("r2", "mid")
+    first.limit[0]["deep"].append(1)
+    assert second.limit == ({"deep": []},)
+    assert first.seen is second.seen is weights
+
+
+def test_what_the_factory_was_given_may_change_afterwards():
+    settings = {"limit": 2}
+    factory = ProbeFactory(Counting, settings)
+    settings["limit"] = 9
+    assert factory.spawn("r", "mid").limit == 2
 
 
 def test_a_probe_must_judge_and_conclude():

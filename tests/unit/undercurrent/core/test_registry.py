@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -15,6 +16,9 @@ from undercurrent.probes.linear import LinearProbe
 
 class Other(Counting):
     """Another class."""
+
+
+NINE = ProbeFactory(Counting, {"limit": 9})
 
 
 def entry(name, value):
@@ -68,14 +72,46 @@ def test_entry_points_load_when_asked_for_and_code_comes_first():
     registry = ProbeRegistry(entry_points)
     assert not asked
     assert registry.get("linear").probe_cls is LinearProbe
-    registry.register("linear", Other, replace=True)
+    registry.register("linear", Other)
     assert registry.get("linear").probe_cls is Other
+    registry.unregister("linear")
+    assert registry.get("linear").probe_cls is LinearProbe
+    assert len(asked) == 1
 
 
-@pytest.mark.parametrize("value", ["no.such.module:X", "undercurrent.core:Absent", "os:getcwd"])
-def test_an_entry_point_that_does_not_load_is_an_error_of_its_own(value):
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_an_installed_name_is_not_registered_whoever_asked_before(asked_before):
+    registry = ProbeRegistry(lambda: [entry("linear", "undercurrent.probes.linear:LinearProbe")])
+    if asked_before:
+        registry.get("linear")
+    with pytest.raises(ProbeNotFoundError):
+        registry.unregister("linear")
+    assert registry.register("linear", Other).probe_cls is Other
+
+
+def test_an_entry_point_may_name_a_factory():
+    registry = ProbeRegistry(lambda: [entry("nine", f"{__name__}:NINE")])
+    assert registry.get("nine").spawn("r", "p").limit == 9
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("no.such.module:X", "ModuleNotFoundError"),
+        ("undercurrent.core:Absent", "AttributeError"),
+        ("os:getcwd", "no subclass of Probe"),
+        ("broken_syntax:X", "SyntaxError"),
+        ("broken_import:X", "ZeroDivisionError"),
+        ("broken_exit:X", "SystemExit"),
+    ],
+)
+def test_an_entry_point_that_does_not_load_is_an_error_of_its_own(value, words, tmp_path, monkeypatch):
+    (tmp_path / "broken_syntax.py").write_text("class")
+    (tmp_path / "broken_import.py").write_text("1 / 0")
+    (tmp_path / "broken_exit.py").write_text("raise SystemExit(3)")
+    monkeypatch.syspath_prepend(tmp_path)
     registry = ProbeRegistry(lambda: [entry("broken", value)])
-    with pytest.raises(ProbeError) as caught:
+    with pytest.raises(ProbeError, match=f"'broken': entry point '{value}'.*{words}") as caught:
         registry.get("broken")
     assert not isinstance(caught.value, ProbeNotFoundError)
 
@@ -88,3 +124,30 @@ def test_the_default_registry_knows_what_is_installed():
     finally:
         take_back("counting-default")
     assert "counting-default" not in list_probes()
+
+
+def test_a_class_may_be_registered_by_a_decorator():
+    @register_probe("counting-decorated", probe_kwargs={"limit": 4})
+    class Decorated(Counting):
+        pass
+
+    try:
+        factory = get_probe_factory("counting-decorated")
+        assert (factory.probe_cls, factory.spawn("r", "p").limit) == (Decorated, 4)
+    finally:
+        take_back("counting-decorated")
+
+
+def test_many_threads_may_register_and_ask():
+    registry = ProbeRegistry(entry_points=list)
+
+    def work(number):
+        for _ in range(50):
+            registry.register(f"p{number}", Counting)
+            assert registry.get(f"p{number}").probe_cls is Counting
+            registry.names()
+            registry.unregister(f"p{number}")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8), timeout=60))
+    assert registry.names() == []

@@ -75,7 +75,10 @@ def test_secrets_come_from_files_beside_the_configuration(tmp_path: Path) -> Non
         ("- 1", "expected keys and values"),
         ("a: [", "engine.yaml"),
         ("a: &x [*x]", r"engine\.yaml: .*alias contains itself"),
-        ("a: " + "[" * 3000 + "]" * 3000, r"engine\.yaml: is nested too deeply"),
+        ("a: " + "[" * 3000 + "]" * 3000, r"engine\.yaml: .*nesting"),
+        ("a: " + "[" * 50 + "]" * 50, r"engine\.yaml: YAML nested deeper"),
+        ("a: 1\nb: 2\na: 3", r"engine\.yaml: YAML key 'a' stands twice at line 3"),
+        ("a: !!python/name:os.system", r"engine\.yaml: .* not plain data"),
         ("a: " + "1" * 5000, r"engine\.yaml: "),
     ],
 )

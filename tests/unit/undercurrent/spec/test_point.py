@@ -64,6 +64,8 @@ def test_position_that_needs_the_final_length_is_refused_by_name():
     [
         ({"name": ""}, "name"),
         ({"name": 3}, "name"),
+        ({"name": " "}, "name"),
+        ({"name": "\ud800"}, "name"),
         ({"layers": []}, "layers"),
         ({"layers": [-1]}, "layers"),
         ({"layers": [1, 1]}, "layers"),
@@ -76,12 +78,18 @@ def test_position_that_needs_the_final_length_is_refused_by_name():
         ({"stride": True}, "stride"),
         ({"position": 4, "stride": 2}, "stride"),
         ({"position": 4, "until": UntilPolicy("fixed_count", 2)}, "until"),
-        ({"until": "generation_end"}, "until"),
+        ({"until": 3}, "until"),
+        ({"until": None}, "until"),
+        ({"until": "never"}, "until.kind"),
+        ({"until": {"fixed_count": 0}}, "until.count"),
         ({"queue_depth": 4}, "queue_depth"),
         ({"execution_mode": "async", "queue_depth": 0}, "queue_depth"),
         ({"execution_mode": "async", "probe_kind": "single_shot"}, "probe_kind"),
         ({"execution_mode": "async", "intervention": InterventionPolicy("block_until_signal", 9)}, "intervention"),
         ({"probe_type": ""}, "probe_type"),
+        ({"probe_type": " "}, "probe_type"),
+        ({"intervention": {"mode": "reject"}}, "intervention"),
+        ({"intervention": "reject"}, "intervention"),
         ({"probe_args": {"a": float("nan")}}, "probe_args.a"),
         ({"probe_args": {"a": {1: 2}}}, "probe_args.a"),
         ({"probe_args": {"a": object()}}, "probe_args.a"),
@@ -97,32 +105,6 @@ def test_a_wrong_field_is_named(changes, field):
         make(**changes)
     assert caught.value.field == field
     assert caught.value.point == (None if field == "name" else "mid")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
-        ({"mode": "block_until_signal"}, "intervention.timeout_ms"),
-        ({"mode": "block_until_signal", "timeout_ms": 0}, "intervention.timeout_ms"),
-        ({"timeout_ms": 5}, "intervention.timeout_ms"),
-        ({"on_timeout": "abort"}, "intervention.on_timeout"),
-        ({"mode": "wait"}, "intervention.mode"),
-    ],
-)
-def test_interventions_that_do_not_fit_together_are_refused(arguments, field):
-    with pytest.raises(SpecValidationError) as caught:
-        InterventionPolicy(**arguments)
-    assert caught.value.field == field
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [("fixed_count",), ("fixed_count", 0), ("fixed_count", 2, 5), ("generation_end", 2), ("stop_token",),
-     ("stop_token", None, -1), ("stop_token", None, ""), ("never",)],
-)  # fmt: skip
-def test_until_needs_its_own_value_and_no_other(arguments):
-    with pytest.raises(SpecValidationError, match="until"):
-        UntilPolicy(*arguments)
 
 
 def test_a_point_is_frozen_and_keeps_its_own_copy_of_plain_data():
@@ -169,5 +151,20 @@ def test_spec_is_iterable_and_finds_points_by_name():
     assert spec.get("absent") is None
     with pytest.raises(SpecValidationError, match="point 'mid' field 'name'"):
         ProbeSpec(1, [make(), make()])
-    with pytest.raises(SpecValidationError, match="version"):
-        ProbeSpec(2, [])
+    for version in (2, True, "1", None):
+        with pytest.raises(SpecValidationError, match="version"):
+            ProbeSpec(version, [])
+    with pytest.raises(SpecValidationError, match="accepted: extraction points"):
+        ProbeSpec(1, [{"name": "mid"}])
+
+
+def test_until_may_be_given_as_a_file_has_it():
+    assert make(until={"fixed_count": 3}).until == UntilPolicy("fixed_count", 3)
+    assert make(until="generation_end") == make()
+
+
+def test_the_constructor_takes_its_fields_in_the_order_of_the_contract():
+    point = ExtractionPoint(
+        "mid", (3,), "residual_stream", "generated[*]", 2, UntilPolicy(), "p", "trajectory", "async", 8, None, {"a": 1}
+    )
+    assert (point.stride, point.probe_type, point.queue_depth, point.probe_args) == (2, "p", 8, {"a": 1})
