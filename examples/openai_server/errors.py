@@ -44,7 +44,7 @@ class ApiError(HTTPException):
 
 
 def of_engine(exc: ProbingError) -> ApiError:
-    """Return what a client hears of an error of the engine, the capture or the router; what is ours stays in the log."""
+    """Return what a client hears of an error of the engine, the capture or the router; the rest stays in the log."""
     if isinstance(exc, BadRequestError):
         return ApiError(400, str(exc))
     if isinstance(exc, EngineDeadError):

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from undercurrent.adapters.base import EngineInfo
-from undercurrent.adapters.embedded import GenerationChunk, PointSignal
+from undercurrent.adapters.embedded import GenerationChunk
+from undercurrent.adapters.routing import PointSignal
 from undercurrent.errors import EngineDeadError, EngineError, ProbingError
 from undercurrent.router import Router
 from undercurrent.spec import ExtractionPoint
@@ -144,9 +145,7 @@ class Service:
             raise ApiError(400, message, code="context_length_exceeded")
         return most or limit - used
 
-    async def pieces(
-        self, request_id: str, prompt: Prompt, sampling: Mapping[str, Any]
-    ) -> AsyncGenerator[Piece, None]:
+    async def pieces(self, request_id: str, prompt: Prompt, sampling: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
         """Generate. Closing it early stops the request in the engine.
 
         Raises:

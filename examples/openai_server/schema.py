@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from .errors import ApiError
 
@@ -82,8 +82,9 @@ def _content(value: Any) -> Any:  # noqa: ANN401 - what a client sent
     """Return a message's text, which may stand in parts."""
     if not isinstance(value, list):
         return value
-    texts = [part.get("text") for part in value if isinstance(part, dict) and part.get("type") == "text"]
-    if len(texts) != len(value) or not all(isinstance(text, str) for text in texts):
+    parts = [part for part in value if isinstance(part, dict) and part.get("type") == "text"]
+    texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
+    if len(texts) != len(value):
         raise ValueError('parts of type "text" are accepted; images, audio and files are not')
     return "".join(texts)
 
@@ -92,7 +93,18 @@ def _texts(value: Any) -> Any:  # noqa: ANN401 - what a client sent
     return [value] if isinstance(value, str) else value
 
 
-Texts = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
+def _encodable(text: str) -> str:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            # JSON can escape half of a character; no tokenizer takes it.
+            raise ValueError("the text is not valid Unicode") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+Texts = Annotated[list[Annotated[Text, Field(min_length=1)]], Field(max_length=16)]
 
 
 class StreamOptions(BaseModel):
@@ -110,7 +122,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_content)]
+    content: Annotated[Text, BeforeValidator(_content)]
     name: str | None = None
 
     @model_validator(mode="before")
@@ -169,7 +181,7 @@ class _Request(BaseModel):
 class CompletionRequest(_Request):
     """POST /v1/completions."""
 
-    prompt: Annotated[str, BeforeValidator(_one_text)]
+    prompt: Annotated[Text, BeforeValidator(_one_text)]
 
     @property
     def most_tokens(self) -> int:

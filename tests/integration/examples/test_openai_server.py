@@ -17,12 +17,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
+
 from examples.openai_server.app import create_app
 from examples.openai_server.generation import Service
 from examples.openai_server.probes import bind
 from examples.openai_server.scores import Reporter
 from tests.unit.examples.openai_server.doubles import client_of, serving
-
 from undercurrent.core import ProbeResult
 from undercurrent.router import Router
 from undercurrent.spec import load_yaml_file
@@ -199,9 +199,7 @@ def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
     with log.open("wb") as errors:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=errors)
     try:
-        wait_until(
-            lambda: healthy(url) or process.poll() is not None, DEADLINE_S, "the server's start", every_s=0.2
-        )
+        wait_until(lambda: healthy(url) or process.poll() is not None, DEADLINE_S, "the server's start", every_s=0.2)
         assert process.poll() is None, log.read_text()
         with client_of(url, "k") as client:
             done = client.completions.create(model="vault", prompt=asked(holder=True), max_tokens=LONGEST)

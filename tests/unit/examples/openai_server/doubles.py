@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import openai
 import uvicorn
+
 from examples.openai_server.app import create_app
 from examples.openai_server.generation import Service
 from examples.openai_server.scores import Reporter
-
 from undercurrent.adapters.base import EngineInfo
-from undercurrent.adapters.embedded import GenerationChunk, PointSignal
+from undercurrent.adapters.embedded import GenerationChunk
+from undercurrent.adapters.routing import PointSignal
 from undercurrent.core import (
     Probe,
     ProbeAction,

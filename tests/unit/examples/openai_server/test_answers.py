@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+
 from tests.unit.examples.openai_server.doubles import LAYER, MODEL, Running, ScriptedAdapter, point, running
 
 PROMPT = "Say it:"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from examples.openai_server.chat import Prompt, chat_prompt
 from examples.openai_server.errors import ApiError
 from examples.openai_server.schema import Message
-
 from undercurrent.testing.byte_tokenizer import byte_tokenizer
 
 TEMPLATE = (

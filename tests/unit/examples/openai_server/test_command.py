@@ -6,8 +6,8 @@ import socket
 from pathlib import Path
 
 import pytest
-from examples.openai_server.__main__ import PROG_NAME, app
 
+from examples.openai_server.__main__ import PROG_NAME, app
 from undercurrent.cli.running import EXIT_USAGE, run
 
 POINTS = """\

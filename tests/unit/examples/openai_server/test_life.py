@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import openai
 import pytest
+
 from tests.unit.examples.openai_server.doubles import (
     DEADLINE_S,
     MODEL,
@@ -15,7 +16,6 @@ from tests.unit.examples.openai_server.doubles import (
     point,
     running,
 )
-
 from undercurrent.errors import CaptureError, EngineDeadError
 from undercurrent.testing.waiting import wait_until
 
@@ -70,10 +70,9 @@ def test_an_engine_that_fails_within_a_stream_ends_it_with_an_error() -> None:
     adapter = ScriptedAdapter(error=(3, CaptureError("rows were lost")))
     with running(adapter) as server:
         stream = server.client.completions.create(**TEXT, stream=True)
-        texts = []
+        texts = [next(stream).choices[0].text for _ in range(3)]
         with pytest.raises(openai.APIError) as caught:
-            for chunk in stream:
-                texts.append(chunk.choices[0].text)
+            next(stream)
         assert texts == ["H", "e", "l"]
         assert caught.value.code == "generation_failed"
         assert adapter.registered == {}

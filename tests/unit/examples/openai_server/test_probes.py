@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from examples.openai_server.probes import ReportingLinearProbe, bind
 
+from examples.openai_server.probes import ReportingLinearProbe, bind
 from undercurrent.adapters.base import EngineInfo
 from undercurrent.core import ProbeAction
 from undercurrent.errors import ConfigError, ProbeError, ProbeNotFoundError

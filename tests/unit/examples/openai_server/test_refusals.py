@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+
 from examples.openai_server.schema import IGNORED, NEUTRAL
 from tests.unit.examples.openai_server.doubles import MODEL, Running, ScriptedAdapter, client_of, running
 
@@ -90,6 +91,7 @@ def test_the_official_client_shows_status_parameter_and_code(server: Running) ->
         ({"prompt": []}, "prompt"),
         ({"prompt": "\ud800"}, "prompt"),
         ({"model": 3}, "model"),
+        ({"stop": "\ud800"}, "stop[0]"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
@@ -157,6 +159,15 @@ def test_more_than_the_context_holds_is_refused_with_the_code_that_clients_know(
     assert post(server, "/v1/completions", json={**TEXT, "prompt": "x" * 190, "max_tokens": 10}).status_code == 200
 
 
+@pytest.mark.parametrize("change", [{"\ud800": 1}, {"model": "\ud800"}])
+def test_halves_of_characters_in_names_are_refused_in_words_that_a_response_can_hold(
+    server: Running, change: dict[str, Any]
+) -> None:
+    content = json.dumps({**TEXT, **change}).encode()
+    got = post(server, "/v1/completions", content=content, headers={"Content-Type": "application/json"})
+    assert error_of(got, 404 if "model" in change else 400)
+
+
 def test_what_the_engine_refuses_has_a_status_also_where_a_stream_was_asked_for(server: Running) -> None:
     for stream in (False, True):
         error = error_of(post(server, "/v1/completions", json={**TEXT, "prompt": "", "stream": stream}), 400)
@@ -168,7 +179,9 @@ def test_a_long_body_is_refused_whether_its_length_is_said_or_not(server: Runnin
     long = b'{"prompt": "' + b"x" * 3000
     assert error_of(post(server, "/v1/completions", content=long, headers=headers), 413)["code"] == "request_too_large"
     pieces = (long[start : start + 500] for start in range(0, len(long), 500))
-    assert error_of(post(server, "/v1/completions", content=pieces, headers=headers), 413)["code"] == "request_too_large"
+    assert (
+        error_of(post(server, "/v1/completions", content=pieces, headers=headers), 413)["code"] == "request_too_large"
+    )
 
 
 def test_unknown_places_and_methods_are_errors_in_the_same_form(server: Running) -> None:
