@@ -26,6 +26,7 @@ from undercurrent.capture.ring import RingReader
 from undercurrent.core import ProbeAction, ProbeSignal
 from undercurrent.errors import CaptureError, ProbingError, RingError
 from undercurrent.router import Router
+from undercurrent.router.signals import located
 from undercurrent.spec import (
     ActivationRecord,
     CaptureDtype,
@@ -54,7 +55,8 @@ def torch_rows(data: memoryview, dtype: str, width: int) -> Sequence[Any]:
     import torch
 
     values = torch.frombuffer(data, dtype=getattr(torch, dtype))
-    return values.to(torch.float32, copy=True).view(-1, width).unbind(0)
+    rows: tuple[Any, ...] = values.to(torch.float32, copy=True).view(-1, width).unbind(0)
+    return rows
 
 
 def capture_of(point: ExtractionPoint) -> ExtractionPoint:
@@ -90,7 +92,7 @@ class PointSignal:
 
     Args:
         extraction_point_name: of the point that it judges.
-        signal: its words.
+        signal: its words, with the record's position and layer where it named none.
     """
 
     extraction_point_name: str
@@ -230,7 +232,7 @@ class Route:
             signal = self._router.route(record)
             if signal is None:
                 continue
-            said = PointSignal(name, signal)
+            said = PointSignal(name, located(signal, record))
             if self.collect:
                 self._signals.append(said)
             if signal.action is ProbeAction.ABORT and self.stopped_by is None:

@@ -65,11 +65,13 @@ class ScriptedAdapter:
         text: what it writes.
         pause_at: generated tokens after which it waits for `go_on`.
         error: raised instead of a chunk, once as many tokens were written.
+        ends_with: takes the place of the finish reason that it would give.
     """
 
     text: str = "Hello, world."
     pause_at: int | None = None
     error: tuple[int, Exception] | None = None
+    ends_with: str | None = None
     tokenizer: Any = field(default_factory=Bytes)
     calls: list[Call] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
@@ -130,6 +132,7 @@ class ScriptedAdapter:
                 reason = "abort"
             elif index == len(written) - 1:
                 reason = "length" if index == most - 1 else "stop"
+            reason = reason and (self.ends_with or reason)
             yield GenerationChunk(chr(token), (token,), reason, tuple(signals), len(given))
             if reason is not None:
                 return

@@ -211,6 +211,14 @@ def test_a_prompt_that_is_condemned_gets_no_text() -> None:
     assert done.undercurrent["stopped"]["token_pos"] == 4
 
 
+def test_a_probe_that_speaks_when_the_text_has_just_ended_is_heard() -> None:
+    adapter = ScriptedAdapter(text="No!.", ends_with="stop")
+    with running(adapter, [point("guard", "watch")]) as server:
+        done = server.client.completions.create(model=MODEL, prompt=PROMPT)
+    assert (done.choices[0].text, done.choices[0].finish_reason) == ("No!", "content_filter")
+    assert done.undercurrent["stopped"]["token_pos"] == FIRST + 2
+
+
 def test_a_flag_is_told_and_stops_nothing() -> None:
     flags = point("guard", "watch", probe_args={"action": "flag"})
     with running(condemned(), [flags]) as server:

@@ -78,6 +78,16 @@ def test_an_engine_that_fails_within_a_stream_ends_it_with_an_error() -> None:
         assert adapter.registered == {}
 
 
+def test_an_engine_that_gives_up_without_a_probes_word_is_an_error_and_no_answer() -> None:
+    with running(ScriptedAdapter(ends_with="abort")) as server:
+        with pytest.raises(openai.InternalServerError) as caught:
+            server.client.completions.create(**TEXT)
+        assert (caught.value.status_code, caught.value.code) == (500, "generation_failed")
+        with pytest.raises(openai.APIError):
+            list(server.client.completions.create(**TEXT, stream=True))
+        assert httpx.get(f"{server.base_url}/healthz", trust_env=False).status_code == 200
+
+
 def test_an_engine_that_died_is_a_503_and_the_server_is_not_healthy_any_more() -> None:
     with running(ScriptedAdapter(error=(1, EngineDeadError("vLLM's engine core died")))) as server:
         with pytest.raises(openai.InternalServerError) as caught:

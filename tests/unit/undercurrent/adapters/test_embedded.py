@@ -348,6 +348,12 @@ def test_a_stream_that_a_probe_stops_says_which_signal_did(adapter, router):
     assert [one.extraction_point_name for one in said if one.signal.action is ProbeAction.ABORT] == ["p"]
 
 
+def test_a_signal_of_a_stream_says_where_it_was_given_also_where_the_probe_does_not(adapter, router):
+    chunks = chunks_of(adapter, router, "s4", a_point(layers=(0, 2)), max_tokens=3)
+    said = [(one.signal.token_pos, one.signal.layer) for chunk in chunks for one in chunk.signals]
+    assert said == [(8, 0), (8, 2), (9, 0), (9, 2)]
+
+
 def test_a_stream_that_nobody_reads_on_is_stopped(adapter, router):
     assert len(chunks_of(adapter, router, "s3", a_point(), limit=3, max_tokens=4000)) == 3
     assert run(adapter, router, "s3", a_point()) == generated_text("s3", 6)
