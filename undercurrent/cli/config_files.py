@@ -9,12 +9,11 @@ import importlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from undercurrent.cli.pipeline import connection, topic_plan
-from undercurrent.errors import ConfigError, ProbingError
+from undercurrent.errors import ConfigError, ProbeError, ProbingError, SpecError
 from undercurrent.probes import load_binding, load_bindings
 from undercurrent.service.config import MASK, is_secret, shown, validated
 from undercurrent.service.reading import Names, Source, Sourced, read_mapping, read_sourced
@@ -113,7 +112,8 @@ class Checked:
         try:
             return action()
         except ProbingError as exc:
-            message = str(exc) if str(exc).startswith(str(self.path)) else f"{self.path}: {exc}"
+            message = _with_key(exc)
+            message = message if message.startswith(str(self.path)) else f"{self.path}: {message}"
             if message not in self.errors:
                 self.errors.append(message)
             return None
@@ -175,6 +175,13 @@ def check_file(path: Path, environment: Mapping[str, str]) -> Checked | None:
     return result
 
 
+def _with_key(error: ProbingError) -> str:
+    """Return an error's text; one that names another file is led by the key that names that file."""
+    text = str(error)
+    key = "points" if isinstance(error, SpecError) else "probes" if isinstance(error, ProbeError) else ""
+    return f"{key}: {text}" if key else text
+
+
 def load(target: str) -> Any:  # noqa: ANN401 - a class or a function of an app
     """Return what `module:name` names."""
     module, _, name = target.partition(":")
@@ -183,17 +190,25 @@ def load(target: str) -> Any:  # noqa: ANN401 - a class or a function of an app
 
 def _check_points(path: Path) -> Checked:
     result = Checked(path, "extraction points")
-    spec = result.attempt(lambda: load_yaml_file(path))
-    if spec is not None:
-        result.summary = f"ok: {', '.join(spec.names) or 'none'}"
+    try:
+        result.summary = f"ok: {', '.join(load_yaml_file(path).names) or 'none'}"
+    except SpecError as exc:
+        result.errors.append(str(exc))
     return result
 
 
 def _check_bindings(path: Path) -> Checked:
     result = Checked(path, "bindings")
-    bindings = result.attempt(lambda: load_bindings(path)) or ()
+    try:
+        bindings = load_bindings(path)
+    except ConfigError as exc:
+        result.errors.append(str(exc))
+        return result
     for binding in bindings:
-        result.attempt(partial(load_binding, binding, base=path.parent))
+        try:
+            load_binding(binding, base=path.parent)
+        except ProbingError as exc:
+            result.errors.append(f"{path}: {exc}")
     result.summary = f"ok: {', '.join(f'{binding.name} ({binding.mode})' for binding in bindings)}"
     return result
 

@@ -54,8 +54,8 @@ def connection(sections: Mapping[str, Any], bootstrap_servers: str | None) -> Ka
         section["bootstrap_servers"] = bootstrap_servers
     if not section.get("bootstrap_servers", section.get("bootstrap.servers")):
         raise ConfigError(
-            "no broker named: give --bootstrap-servers, UNDERCURRENT_BOOTSTRAP_SERVERS, or --config FILE with kafka: "
-            "{bootstrap_servers: ...}"
+            "kafka.bootstrap_servers: no broker named: give --bootstrap-servers, UNDERCURRENT_BOOTSTRAP_SERVERS, or "
+            "--config FILE with kafka: {bootstrap_servers: ...}"
         )
     return validated(KafkaSettings, section, "kafka")
 

@@ -39,9 +39,7 @@ class Deployment:
             "probes.yaml": _PROBES,
             "loud_tokens.py": _PROBE,
             "host.yaml": _HOST,
-            "docker-compose.yml": _COMPOSE.replace("@ENGINE@", self._engine_service()).replace(
-                "@CACHE@", self._cache()
-            ),
+            "docker-compose.yml": _COMPOSE.replace("@ENGINE@", self._engine_service()),
             "README.md": _README.replace("@MODEL@", self.model),
         }
 
@@ -52,9 +50,6 @@ class Deployment:
         if self.is_folder:
             return _MODEL_FOLDER.replace("@MODEL@", quoted(self.model))
         return _MODEL_NAME
-
-    def _cache(self) -> str:
-        return "" if self.is_folder else "\n  models:"
 
 
 def quoted(text: str) -> str:
@@ -76,7 +71,7 @@ topics:                                 # the same in every file of a pipeline
 points: points.yaml
 engine:
   name: ${ENGINE_NAME:-engine-0}        # one name per worker that runs at the same time
-  kind: vllm
+  kind: vllm                            # or hf: transformers, where there is no vLLM
   model: @MODEL@
   args:                                 # of vLLM's AsyncEngineArgs
     enable_prefix_caching: false        # what is read from a cache has no activations
@@ -183,9 +178,11 @@ _MODEL_FOLDER = """\
 _MODEL_NAME = """\
     environment:
       UNDERCURRENT_BOOTSTRAP_SERVERS: kafka:9092
+      HF_HOME: /models
     volumes:
       - {type: bind, source: ".", target: /etc/undercurrent, read_only: true}
-      - {type: volume, source: models, target: /home/undercurrent/.cache/huggingface}"""
+      # What is downloaded stays here. Make the folder first, or Docker makes it for root alone: mkdir models
+      - {type: bind, source: ./models, target: /models}"""
 
 _COMPOSE = """\
 # The ring of this folder on one machine: docker compose up
@@ -280,7 +277,7 @@ services:
       probes: {condition: service_healthy}
 
 volumes:
-  kafka-data:@CACHE@
+  kafka-data:
 """
 
 _README = """\
