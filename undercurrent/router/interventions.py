@@ -77,52 +77,61 @@ class BlockingBinding(QueuedBinding[_Waiter]):
 
     def _ask(self, record: ActivationRecord) -> ProbeSignal | None:
         waiter = _Waiter(record, awaited=True)
-        deadline_s = waiter.handed_over_s + self._timeout_s
+        reason = self._place(waiter) or self._await(waiter)
+        if reason is None:
+            return waiter.signal
+        if waiter.signal is not None:
+            self._report(waiter.signal)
+        if reason == "timeout":
+            super()._count_failure()
+        return waiter.signal
+
+    def _place(self, waiter: _Waiter) -> str | None:
+        """Queue a record; return why a fallback stands in for its answer, or None."""
         with self._lock:
             if self.closed:
                 raise self._refusal()
             if len(self._items) >= self._depth and not self._wait_for_room(self._timeout_s):
                 self.metrics.drop_count += 1
-                reason = "request_ended" if self.closed else "timeout"
-                placed = start = False
-            else:
-                self._items.append(waiter)
-                placed, start = True, self._schedule()
-        if not placed:
-            return self._fall_back(record, reason)
+                return self._fall_back(waiter, "request_ended" if self.closed else "timeout")
+            self._items.append(waiter)
+            start = self._schedule()
         if start:
             self._pool.put(self)
-        if not waiter.answered.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
+        return None
+
+    def _await(self, waiter: _Waiter) -> str | None:
+        """Wait for an answer; return why a fallback stands in for it, or None."""
+        remaining_s = waiter.handed_over_s + self._timeout_s - time.monotonic()
+        if not waiter.answered.acquire(timeout=max(0.0, remaining_s)):
             with self._lock:
                 # The answer may have come between the two.
-                waiter.timed_out = waiter.abandoned = not (waiter.judged or waiter.given_up)
-        if waiter.timed_out:
-            return self._fall_back(record, "timeout")
-        return self._fall_back(record, "request_ended") if waiter.given_up else waiter.signal
+                if not waiter.judged and not waiter.given_up:
+                    waiter.timed_out = waiter.abandoned = True
+                    return self._fall_back(waiter, "timeout")
+        return "request_ended" if waiter.given_up else None
+
+    def _fall_back(self, waiter: _Waiter, reason: str) -> str:
+        """Answer in the probe's place, with the lock held: the result of a request that ends now has it too."""
+        waiter.signal = self._keep(fallback_signal(waiter.record, self._policy, reason))
+        self.metrics.fallback_count += 1
+        return reason
 
     def _schedule(self) -> bool:
         start = not self._scheduled
         self._scheduled = True
         return start
 
-    def _fall_back(self, record: ActivationRecord, reason: str) -> ProbeSignal:
-        signal = fallback_signal(record, self._policy, reason)
-        with self._lock:
-            self.metrics.fallback_count += 1
-        self._keep(signal)
-        self._report(signal)
-        if reason == "timeout":
-            super()._count_failure()
-        return signal
-
     def _process(self, item: _Waiter) -> None:
         errors = self.metrics.error_count
         self._current = item
         signal = self._judge(item.record)
+        self._current = None
         failed = self.metrics.error_count != errors
         with self._lock:
             item.judged = True
-            item.signal = signal
+            if not item.abandoned:
+                item.signal = signal
             if failed:
                 self.metrics.fallback_count += not item.abandoned
             elif item.abandoned and signal is not None:
@@ -147,8 +156,9 @@ class BlockingBinding(QueuedBinding[_Waiter]):
             self._late = signal
 
     def _give_up(self, item: _Waiter) -> None:
-        item.given_up = True
         if not item.abandoned:
+            item.given_up = True
+            self._fall_back(item, "request_ended")
             item.answered.release()
 
     def _error_signal(self, record: ActivationRecord, exc: BaseException) -> ProbeSignal:

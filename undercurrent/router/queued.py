@@ -42,7 +42,7 @@ class QueuedBinding(Binding, Generic[Item]):
     queue or is being run; `_runner` is the thread that runs it.
     """
 
-    __slots__ = ("_changed", "_depth", "_items", "_lock", "_overflow", "_pool", "_runner", "_scheduled")
+    __slots__ = ("_blocked", "_changed", "_depth", "_items", "_lock", "_overflow", "_pool", "_runner", "_scheduled")
 
     # A worker's thread belongs to everybody: not even SystemExit of one probe may end it.
     _caught: ClassVar[type[BaseException]] = BaseException
@@ -57,6 +57,7 @@ class QueuedBinding(Binding, Generic[Item]):
         self._changed: Condition | None = None
         self._items: deque[Item] = deque()
         self._scheduled = False
+        self._blocked = 0
         self._runner: int | None = None
 
     def snapshot(self) -> MetricsSnapshot:
@@ -118,7 +119,12 @@ class QueuedBinding(Binding, Generic[Item]):
 
     def _wait_for_room(self, timeout_s: float | None) -> bool:
         """Wait with the lock held; return whether there is room and the binding still takes records."""
-        self._condition().wait_for(lambda: self.closed or len(self._items) < self._depth, timeout_s)
+        self._blocked += 1
+        try:
+            self._condition().wait_for(lambda: self.closed or len(self._items) < self._depth, timeout_s)
+        finally:
+            self._blocked -= 1
+            self._notify()
         return not self.closed and len(self._items) < self._depth
 
     def _make_room(self) -> bool:
@@ -136,10 +142,14 @@ class QueuedBinding(Binding, Generic[Item]):
             if self.runs_here():
                 return self._clear(), False
             changed = self._condition()
-            changed.wait_for(lambda: not self._items and self._runner is None, _until(deadline.drained_at))
+            changed.wait_for(lambda: not self._items and self._at_rest(), _until(deadline.drained_at))
             undrained = self._clear()
-            changed.wait_for(lambda: self._runner is None, _until(deadline.returned_at))
+            changed.wait_for(self._at_rest, _until(deadline.returned_at))
             return undrained, self._runner is None
+
+    def _at_rest(self) -> bool:
+        # Whoever waited for room still has to count its record as dropped.
+        return self._runner is None and not self._blocked
 
     def _clear(self) -> int:
         count = len(self._items)
