@@ -107,7 +107,7 @@ def listening(world: World) -> type[Probe]:
     class Listening(Probe):
         def on_activation(self, record):
             # The tensor is valid only during this call.
-            kept = dataclasses.replace(record, tensor=np.array(record.tensor))
+            kept = dataclasses.replace(record, tensor=np.asarray(record.tensor).copy())
             world.records[record.request_id, record.extraction_point_name].append(kept)
             says = world.says.get(record.request_id)
             return says(record) if says else None
