@@ -99,9 +99,16 @@ def _run(asgi: ASGIApp, listener: socket.socket, drain_s: int) -> None:
     # uvicorn raises the signal that stopped it once more at its end: by default that would end the process right there.
     StopRequest().install()
     # The root logger has its own format, and a filter that keeps out what clients write.
+    logging.getLogger("uvicorn.error").addFilter(_without_colours)
     config = uvicorn.Config(asgi, log_config=None, timeout_graceful_shutdown=drain_s)
     logger.info("serving at http://%s:%d", *listener.getsockname()[:2])
     asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
+
+
+def _without_colours(record: logging.LogRecord) -> bool:
+    # uvicorn says everything twice; its own formatter would take the one for terminals out.
+    vars(record).pop("color_message", None)
+    return True
 
 
 def _pairs(texts: list[str]) -> dict[str, str]:

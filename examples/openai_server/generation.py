@@ -136,7 +136,7 @@ class Service:
         try:
             limit, tokenizer = self.adapter.info.max_model_len, self.adapter.tokenizer
         except EngineDeadError as exc:
-            raise self._failed(exc) from exc
+            raise self._failed(exc, "a prompt's tokens") from exc
         # In a thread: a long prompt takes the tokenizer a while.
         used = len(await asyncio.to_thread(tokenizer.encode, prompt.text))
         if used + (most or 1) > limit:
@@ -169,7 +169,7 @@ class Service:
                 raise EngineError("the engine's answer has no end")
             yield self._last(request_id, *last, progress)
         except ProbingError as exc:
-            raise self._failed(exc) from exc
+            raise self._failed(exc, f"request {request_id}") from exc
         finally:
             self.adapter.unregister_extraction(request_id)
             self._results.take(request_id)
@@ -185,10 +185,10 @@ class Service:
             reason, extra["stopped"] = "content_filter", self.reporter.stopped(progress.stopped_by)
         return Piece(text, extra, Usage(chunk.prompt_tokens, progress.tokens), reason)
 
-    def _failed(self, exc: ProbingError) -> ApiError:
+    def _failed(self, exc: ProbingError, what: str) -> ApiError:
         error = of_engine(exc)
         if error.status_code >= 500:
-            logger.error("a request failed: %s", exc)
+            logger.error("%s: %s", what, exc)
         if isinstance(exc, EngineDeadError):
             self.dead = str(exc)
         return error

@@ -190,6 +190,13 @@ class Raising(Probe):
         raise ValueError("broken end")
 
 
+class Unready(Watch):
+    """Does not start."""
+
+    def on_start(self, ctx: RequestContext) -> None:
+        raise ValueError("no weights")
+
+
 class Odd(Probe):
     """Says what JSON cannot hold."""
 
@@ -201,7 +208,7 @@ class Odd(Probe):
 
 
 REGISTRY = ProbeRegistry()
-for _probe in (Watch, Raising, Odd):
+for _probe in (Watch, Raising, Unready, Odd):
     REGISTRY.register(_probe.__name__.lower(), _probe)
 
 

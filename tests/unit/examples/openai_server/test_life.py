@@ -66,6 +66,16 @@ def test_an_engine_that_fails_before_the_first_token_is_a_500_that_tells_nothing
         assert httpx.get(f"{server.base_url}/healthz", trust_env=False).status_code == 200
 
 
+def test_a_probe_that_does_not_start_refuses_its_request_since_nothing_would_guard_it() -> None:
+    adapter = ScriptedAdapter()
+    with running(adapter, [point("guard", "unready")]) as server:
+        for stream in (False, True):
+            with pytest.raises(openai.InternalServerError) as caught:
+                server.client.completions.create(**TEXT, stream=stream)
+            assert caught.value.code == "generation_failed"
+    assert adapter.registered == {}
+
+
 def test_an_engine_that_fails_within_a_stream_ends_it_with_an_error() -> None:
     adapter = ScriptedAdapter(error=(3, CaptureError("rows were lost")))
     with running(adapter) as server:
@@ -143,5 +153,8 @@ def test_nothing_that_a_client_wrote_or_read_is_logged(caplog: pytest.LogCapture
         with pytest.raises(openai.InternalServerError):
             server.client.completions.create(model=MODEL, prompt="a very private prompt")
         ours = [record for record in caplog.records if not record.name.startswith(("openai", "http"))]
-    assert any("rows were lost" in record.getMessage() for record in ours)
+    request_id = server.adapter.calls[0].request_id
+    assert [record.getMessage() for record in ours if record.levelno >= logging.ERROR] == [
+        f"request {request_id}: rows were lost"
+    ]
     assert not any("private" in record.getMessage() or "Hello" in record.getMessage() for record in ours)
