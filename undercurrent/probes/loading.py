@@ -160,6 +160,9 @@ def _import_class(reference: str, base: Path) -> type[Probe]:
 def _importable(base: Path) -> Iterator[None]:
     """Let modules beside the binding list be imported, after everything that is installed."""
     folder = str(base.resolve())
+    if folder in sys.path:  # `remove` would take the entry that was there before
+        yield
+        return
     sys.path.append(folder)
     try:
         yield

@@ -71,6 +71,14 @@ def test_a_class_is_imported_from_beside_the_binding_list(base):
     assert loaded.fingerprint == again.fingerprint != other.fingerprint
 
 
+def test_a_folder_that_could_be_imported_from_already_keeps_its_place(base, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(base.resolve()), *sys.path])
+    before = list(sys.path)
+    load_probe("loading_watchers:Watcher", base=base)
+    assert sys.path == before
+    monkeypatch.undo()
+
+
 def test_a_registered_name_takes_args_over_its_own_settings(base):
     registry = ProbeRegistry()
     assert load_probe("linear", {"folder": str(base / "vault")}, registry=registry).version == "7"
