@@ -334,6 +334,19 @@ def test_a_hook_that_fails_ends_one_capture_and_no_generation(llama):
     within(inside())
 
 
+def test_logits_that_are_no_numbers_end_their_request_alone(llama):
+    async def inside():
+        async with bench_of(llama) as bench:
+            head = bench.engine._alive().loaded.model.lm_head
+            spoil = head.register_forward_hook(lambda _m, _a, out: out * float("nan"))
+            (bad,) = await bench.run(bench.request("bad", b"abc", temperature=1.0))
+            spoil.remove()
+            (good,) = await bench.run(bench.request("good", b"abc", temperature=1.0))
+            assert [deltas[-1].finish_reason for deltas in (bad, good)] == ["abort", "length"]
+
+    within(inside())
+
+
 def test_an_error_of_the_model_ends_every_request_and_the_engine(llama):
     async def inside():
         async with bench_of(llama, engine_args={"max_num_seqs": 2}) as bench:

@@ -6,18 +6,16 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from undercurrent.adapters.base import CaptureOrder, EngineDelta, EngineRequest
 from undercurrent.adapters.vllm.engine import VLLMEngine
-from undercurrent.capture import frames
 from undercurrent.capture.ring import Ring
 from undercurrent.protocol.messages import Sampling
 from undercurrent.spec import ExtractionPoint
+from undercurrent.testing.ring_log import RingLog
 
 LAYERS, WIDTH, MAX_LEN = 4, 64, 256
 DEADLINE_S = 240
@@ -39,19 +37,6 @@ POINTS = (
     point("strided", "mlp_out", (1, 3), "prompt[2:50]", stride=3),
 )
 TENSOR_TYPES = {p.name: p.tensor_type.value for p in POINTS}
-
-
-@dataclass
-class Captured:
-    """One stream: what its frames said."""
-
-    opened: frames.Open
-    positions: list[int] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    rows: list[np.ndarray] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)
-    losses: list[frames.Loss] = field(default_factory=list)
-    closed: frames.Close | None = None
 
 
 @dataclass
@@ -79,7 +64,8 @@ class Harness:
     def __init__(self, model: Path, points: Sequence[ExtractionPoint] = POINTS, **engine_args: Any) -> None:
         self.model = model
         self.ring = Ring.create(64 << 20)
-        self._reader = self.ring.reader()
+        self._log = RingLog(self.ring.reader())
+        self.streams, self.faults, self.read = self._log.streams, self._log.faults, self._log.read
         self.engine = VLLMEngine(
             str(model),
             engine_args={"dtype": "float32", "max_model_len": MAX_LEN, "block_size": 32, **engine_args},
@@ -87,9 +73,6 @@ class Harness:
             ring=self.ring,
             check_plans=True,
         )
-        self.streams: dict[tuple[str, int, str], Captured] = {}
-        self.faults: list[frames.Fault] = []
-        self._by_number: dict[int, Captured] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -134,7 +117,7 @@ class Harness:
             return await asyncio.gather(*(one(request) for request in requests))
 
         runs = self.call(every())
-        self.read_until(lambda: all(s.closed for s in self.streams.values()))
+        self.read_until(lambda: self._log.all_closed)
         return {r.engine_id.removesuffix(":1"): run for r, run in zip(requests, runs, strict=True)}
 
     def read_until(self, done: Any, deadline_s: float = 30) -> None:
@@ -148,35 +131,6 @@ class Harness:
                 return
             assert time.monotonic() < end, "the ring did not show what was waited for"
             threading.Event().wait(0.005)
-
-    def read(self) -> None:
-        for frame in self._reader.read():
-            content = frames.decode(frame)
-            match content:
-                case frames.Open():
-                    captured = Captured(content)
-                    self._by_number[content.stream] = captured
-                    self.streams[content.request_id, content.index, content.point] = captured
-                case frames.Close():
-                    self._by_number[content.stream].closed = content
-                case frames.Drop():
-                    for loss in content.losses:
-                        self._by_number[loss.stream].losses.append(loss)
-                case frames.Fault():
-                    self.faults.append(content)
-                case frames.Step():
-                    for number, positions, token_ids, data in content.segments():
-                        self._take(self._by_number[number], content.step, positions, token_ids, data)
-        self._reader.release()
-
-    def _take(self, captured: Captured, step: int, positions: memoryview, ids: memoryview, data: memoryview) -> None:
-        opened = captured.opened
-        found = np.frombuffer(positions, "<i4").tolist()
-        captured.positions += found
-        captured.token_ids += np.frombuffer(ids, "<i4").tolist()
-        captured.steps += [step] * len(found)
-        values = np.frombuffer(data, np.float32).reshape(len(found), len(opened.layers), opened.width)
-        captured.rows += list(values.copy())
 
     def on_worker(self, function: Any, *args: object) -> Any:
         """Run a function in the worker; its first argument is the worker."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from harness import POINTS, Captured
+from harness import POINTS
+
+from undercurrent.testing.ring_log import CapturedStream
 
 TOLERANCE = 1e-4
 """Largest relative L2 distance of one row, fp32."""
 
 
 def problems(
-    captured: Mapping[str, Captured], sequence: list[int], prompt_len: int, truth: Mapping[str, np.ndarray]
+    captured: Mapping[str, CapturedStream], sequence: list[int], prompt_len: int, truth: Mapping[str, np.ndarray]
 ) -> list[str]:
     """Return everything that is wrong with the records of one finished request.
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from engine_worker.__main__ import build_engine
 from engine_worker.config import worker_config
+from undercurrent.cli.options import EngineKind
 from undercurrent.errors import ConfigError, SpecError
 from undercurrent.kafka.client import Assignor
 
@@ -40,12 +42,31 @@ def test_a_model_folder_is_looked_for_beside_the_file_and_a_name_is_left_alone(t
     beside = config(tmp_path, engine={"kind": "vllm", "model": "model"})
     assert beside.own.engine.model == str(tmp_path / "model")
     assert config(tmp_path, engine={"kind": "vllm", "model": "org/name"}).own.engine.model == "org/name"
+    assert config(tmp_path, engine={"kind": "hf", "model": "model"}).own.engine.model == str(tmp_path / "model")
+
+
+def test_an_option_takes_the_place_of_the_files_kind_of_engine(tmp_path):
+    sections = {**KAFKA, "engine": {"kind": "vllm", "model": "org/name", "args": {"enforce_eager": True}}}
+    section = worker_config(sections, tmp_path, engine=EngineKind.HF).own.engine
+    assert (section.kind, section.model) == (EngineKind.HF, "org/name")
+    with pytest.raises(ConfigError, match=r"engine\.model"):
+        worker_config({**KAFKA, "engine": {"kind": "fake"}}, tmp_path, engine=EngineKind.HF)
+
+
+def test_each_kind_of_engine_is_built_from_its_own_arguments(tmp_path):
+    built = build_engine(config(tmp_path, engine={"kind": "hf", "model": "m", "args": {"threads": 1}}), None)
+    assert type(built).__name__ == "HFEngine"
+    with pytest.raises(ConfigError, match="enable_lora"):
+        build_engine(config(tmp_path, engine={"kind": "hf", "model": "m", "args": {"enable_lora": True}}), None)
+    with pytest.raises(ConfigError, match=r"engine\.args.*colour"):
+        build_engine(config(tmp_path, engine={"kind": "fake", "args": {"colour": 1}}), None)
 
 
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
         ({"engine": {"kind": "vllm"}}, "engine.model"),
+        ({"engine": {"kind": "hf"}}, "engine.model"),
         ({"engine": {"kind": "other"}}, "engine.kind"),
         ({"limits": {"max_in_flight": 0}}, "limits.max_in_flight"),
         ({"limits": {"max_inflight": 1}}, "did you mean 'max_in_flight'"),

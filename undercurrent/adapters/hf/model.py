@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, Self
 
 import torch
@@ -33,6 +34,7 @@ class LoadedModel:
         vocab_size: rows of its output.
         max_model_len: most tokens of prompt plus generation.
         eos: token ids that end a text.
+        last_only: arguments by which the model computes the logits of the last token alone, where it can.
     """
 
     model: Any
@@ -45,6 +47,7 @@ class LoadedModel:
     vocab_size: int
     max_model_len: int
     eos: frozenset[int]
+    last_only: Mapping[str, int]
 
     @classmethod
     def load(cls, name: str, options: HFOptions) -> Self:
@@ -88,6 +91,7 @@ class LoadedModel:
             vocab_size=text.vocab_size,
             max_model_len=_max_model_len(text, options.max_model_len),
             eos=_eos(model, tokenizer),
+            last_only={"logits_to_keep": 1} if "logits_to_keep" in signature(model.forward).parameters else {},
         )
 
     def parts(self) -> ModelMap:
@@ -122,7 +126,7 @@ class LoadedModel:
         """
         with torch.inference_mode():
             ids = torch.tensor([token_ids], device=self.device)
-            output = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            output = self.model(input_ids=ids, past_key_values=cache, use_cache=True, **self.last_only)
             logits: torch.Tensor = output.logits[0, -1].to(device="cpu", dtype=torch.float32)
         return logits
 

@@ -212,7 +212,7 @@ class Service:
             self._call_after_step()
         for child, logits in computed:
             if not child.aborted and child.pending == 0:
-                delta = child.advance(logits)
+                delta = self._advance(child, logits)
                 if delta.finish_reason is None:
                     child.mailbox.put(delta)
                 else:
@@ -221,6 +221,14 @@ class Service:
         for child in [child for child in self._running if child.aborted]:
             self._running.remove(child)
             self._end(child, child.abort(), capture)
+
+    def _advance(self, child: Running, logits: Any) -> EngineDelta:  # noqa: ANN401 - a tensor
+        try:
+            return child.advance(logits)
+        # Such as logits that are no numbers: an end that nobody asked for, of this request alone.
+        except Exception:
+            logger.exception("no token of request %s can be chosen", child.request.engine_id)
+            return child.abort()
 
     def _forward_all(self, parts: Parts) -> list[tuple[Running, Any]]:
         left = parts.capture.max_rows if parts.capture is not None else self._options.max_num_batched_tokens

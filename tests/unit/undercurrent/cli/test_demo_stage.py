@@ -1,5 +1,6 @@
 """The demo's configuration files are those of a deployment: the apps' own loaders read them."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -7,9 +8,11 @@ import pytest
 
 from engine_worker.config import worker_config
 from probe_consumers.config import host_config
+from undercurrent.adapters.hf.options import HFOptions
 from undercurrent.cli.demo.cast import asks
 from undercurrent.cli.demo.scene import choose_broker
 from undercurrent.cli.demo.stage import Stage
+from undercurrent.cli.options import EngineKind
 from undercurrent.cli.pipeline import read_sections
 from undercurrent.errors import UnreachableError
 from undercurrent.kafka.client import Assignor
@@ -28,6 +31,16 @@ def test_the_engine_worker_reads_its_file(stage: Stage) -> None:
     assert config.own.guards.probes == (stage.probe_name,)
     assert list(config.points.names) == [stage.point]
     assert config.plan == stage.plan
+
+
+def test_the_engine_worker_reads_the_file_for_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNDERCURRENT_BOOTSTRAP_SERVERS", "127.0.0.1:9092")
+    stage = Stage.set_up(tmp_path, keep=False, engine=EngineKind.HF).at("127.0.0.1:9092")
+    section = worker_config(read_sections(stage.engine_config), stage.folder).own.engine
+    assert section.kind is EngineKind.HF
+    # The engine takes every argument for its own: none is one that it ignores.
+    assert set(section.args) <= {field.name for field in dataclasses.fields(HFOptions)}
+    assert HFOptions.of(section.args).max_model_len == 512
 
 
 def test_the_probe_host_reads_its_file_and_finds_the_probe(stage: Stage) -> None:
