@@ -10,6 +10,7 @@ import pytest
 from tests.unit.undercurrent.router.router_doubles import Call, Gate, blocking, queued, record
 from undercurrent.core import ProbeAction, ProbeSignal
 from undercurrent.errors import RouterError
+from undercurrent.router.interventions import _Waiter
 from undercurrent.testing.waiting import wait_until
 
 FLAG = ProbeSignal("flag", score=0.6)
@@ -183,13 +184,32 @@ def test_a_route_whose_record_is_given_up_gets_the_fallback(world):
     assert world.calls["r1", "mid"] == ["start", 0]
 
 
-def test_a_record_after_the_end_is_refused(world):
+def test_an_answer_that_comes_as_the_time_runs_out_is_taken(world):
     with world.router() as router:
-        router.register_request("r1", [blocking()])
-        route = router._requests["r1"].routes["mid"]
-        router.end_request("r1")
-        with pytest.raises(RouterError, match="r1' has ended: point 'mid' takes no more records"):
-            route(record(0))
+        router.register_request("r1", [blocking(timeout_ms=1)])
+        binding = router._requests["r1"].bindings["mid"]
+        waiter = _Waiter(record(0), awaited=True)
+        waiter.judged, waiter.signal = True, ABORT
+        assert binding._await(waiter) is None
+        assert (waiter.signal, waiter.abandoned) == (ABORT, False)
+
+
+def test_a_record_that_times_out_and_then_raises_is_one_failure(world):
+    gate = Gate()
+
+    def judge(record):
+        gate(record)
+        raise ValueError("too late, and wrong")
+
+    world.on_record = judge
+    with world.router(circuit_breaker_threshold=2) as router:
+        router.register_request("r1", [blocking(timeout_ms=20, on_timeout="abort")])
+        circuit = router._requests["r1"].bindings["mid"]._wiring.circuit
+        assert router.route(record(0)).metadata["reason"] == "timeout"
+        gate.open()
+        late = router.end_request("r1")["mid"].signal_history[1]
+        assert (circuit.failures, circuit.is_open) == (1, False)
+    assert (late.action, late.metadata["error"]) == (ProbeAction.CONTINUE, "ValueError: too late, and wrong")
 
 
 def test_a_backlog_of_async_points_makes_no_answer_late(world):
@@ -266,6 +286,18 @@ class TestOpenCircuit:
             assert router.route(record(9, "r2")) is ABORT
             gate.open(2)
 
+    def test_a_record_after_the_end_is_refused(self, world):
+        gate = Gate()
+        world.on_record = gate
+        with world.router(circuit_breaker_threshold=2) as router:
+            router.register_request("r1", [blocking(timeout_ms=20)])
+            self._open(router, gate)
+            gate.open(2)
+            route = router._requests["r1"].routes["mid"]
+            router.end_request("r1")
+            with pytest.raises(RouterError, match="takes no more records"):
+                route(record(2))
+
     def test_errors_open_it_and_then_only_say_so(self, world):
         world.on_record = lambda record: 1 / 0
         with world.router(circuit_breaker_threshold=3) as router:
@@ -278,17 +310,18 @@ class TestOpenCircuit:
         assert history[3].metadata["router_error"] is True
         assert "intervention_fallback" not in history[3].metadata
 
-    def test_a_full_queue_of_an_open_circuit_drops_by_the_points_policy(self, world):
+    @pytest.mark.parametrize(("policy", "left"), [("block", [0, 4, 5]), ("drop_newest", [0, 1, 2]), (None, [0, 4, 5])])
+    def test_a_full_queue_of_an_open_circuit_drops_and_never_blocks(self, world, policy, left):
         gate = Gate()
         world.on_record = gate
         with world.router(circuit_breaker_threshold=1, default_queue_depth=2) as router:
-            router.register_request("r1", [blocking(timeout_ms=20, overflow="block")])
+            router.register_request("r1", [blocking(timeout_ms=20, overflow=policy)])
             self._open(router, gate, 1)
             for at in range(1, 6):
                 assert router.route(record(at)) is None
             gate.open(3)
             assert router.end_request("r1")["mid"].metadata["dropped"] == 3
-        assert world.seen() == [0, 4, 5]
+        assert world.seen() == left
 
     @pytest.mark.parametrize("threshold", [None, 3])
     def test_it_stays_closed_below_its_threshold(self, world, threshold):

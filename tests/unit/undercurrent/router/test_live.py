@@ -134,18 +134,30 @@ def test_it_waits_for_an_end_on_another_thread(world):
     gate = Gate()
     world.on_record = gate
     router = world.router()
-    router.register_request("r1", [queued()])
-    router.route(record(0))
-    router.route(record(1))
+    # More than one turn: a binding that stands in line again behind the end of the threads would never be run.
+    router.register_request("r1", [queued(queue_depth=100)])
+    for at in range(40):
+        router.route(record(at))
     gate.wait()
     end = Call(router.end_request, "r1")
     wait_until(lambda: "r1" not in router._requests, 30)
     shutdown = Call(router.shutdown)
-    wait_until(lambda: router._live.closed, 30)
-    gate.open(2)
+    wait_until(lambda: router._live._changed._waiters, 30, "a shutdown that waits")
+    gate.open(40)
     assert end.result()["mid"].metadata == {}
     shutdown.result()
-    assert world.calls["r1", "mid"] == ["start", 0, 1, "end"]
+    assert world.calls["r1", "mid"] == ["start", *range(40), "end"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_record_that_is_on_its_way_when_the_request_ends_is_refused(world, kind):
+    with world.router() as router:
+        router.register_request("r1", [kind()])
+        route = router._requests["r1"].routes["mid"]
+        router.end_request("r1")
+        with pytest.raises(RouterError, match="'r1' has ended: point 'mid' takes no more records"):
+            route(record(0))
+    assert world.calls["r1", "mid"] == ["start", "end"]
 
 
 def test_a_registration_that_a_shutdown_overtakes_ends_its_probes(world):

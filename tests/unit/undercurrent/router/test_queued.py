@@ -71,6 +71,21 @@ def test_signals_of_async_probes_go_to_the_log_sink(world, signals):
     ]
 
 
+def test_a_sink_that_wants_to_leave_takes_no_worker_with_it(world, caplog):
+    def leave(*told):
+        raise SystemExit("out")
+
+    world.on_record = lambda record: ProbeSignal("flag")
+    with world.router(worker_pool_size=1) as router:
+        router.attach_log_sink(leave)
+        router.register_request("r1", [queued()])
+        for at in range(3):
+            router.route(record(at))
+        assert router.end_request("r1")["mid"].verdict == "done"
+    assert world.seen() == [0, 1, 2]
+    assert "a record was not handled to its end" in caplog.text
+
+
 class TestOverflow:
     @pytest.mark.parametrize(
         ("policy", "left"), [("drop_oldest", [0, 4, 5, 6]), ("drop_newest", [0, 1, 2, 3]), (None, [0, 4, 5, 6])]
@@ -119,6 +134,22 @@ class TestOverflow:
         wait_until(lambda: _waits_for_room(router), 30, "a route that waits for room", every_s=0.001)
         assert not call.done
         return call
+
+    def test_a_request_is_not_at_rest_while_a_route_waits_for_room(self, world):
+        # Its record is about to be counted as dropped, and the result says how many were.
+        gate = Gate()
+        world.on_record = gate
+        with world.router() as router:
+            call = self._blocked(router, gate)
+            binding = router._requests["r1"].bindings["mid"]
+            with binding._lock:
+                binding._runner, runner = None, binding._runner
+                assert not binding._at_rest()
+                binding._runner = runner
+            gate.open(3)
+            call.result()
+            router.end_request("r1")
+            assert binding._at_rest()
 
     def test_block_ends_when_there_is_room(self, world):
         gate = Gate()
