@@ -141,7 +141,7 @@ def check_folder(folder: Path, environment: Mapping[str, str]) -> list[Checked]:
         ConfigError: there is no such folder, or no configuration in it.
     """
     try:
-        paths = [folder] if folder.is_file() else sorted(p for p in folder.iterdir() if p.suffix in (".yaml", ".yml"))
+        paths = [folder] if folder.is_file() else sorted(filter(_is_candidate, folder.iterdir()))
     except OSError as exc:
         raise ConfigError(f"{folder}: cannot be read: {exc.strerror}") from exc
     results = [result for path in paths if (result := check_file(path, environment)) is not None]
@@ -149,6 +149,11 @@ def check_folder(folder: Path, environment: Mapping[str, str]) -> list[Checked]:
         raise ConfigError(f"{folder}: holds no configuration (*.yaml)")
     _compare_topics(results)
     return results
+
+
+def _is_candidate(path: Path) -> bool:
+    # A folder of such a name is worth a complaint; a pipe would be waited for.
+    return path.suffix in (".yaml", ".yml") and (path.is_file() or path.is_dir() or path.is_symlink())
 
 
 def check_file(path: Path, environment: Mapping[str, str]) -> Checked | None:

@@ -42,6 +42,8 @@ def plan(model: str, layer: int | None) -> Deployment:
         ConfigError: there is no such model, or nobody can say how many layers it has.
         CaptureError: its configuration does not say how many layers it has.
     """
+    if not model.strip():
+        raise ConfigError("--model: is empty; accepted: a folder, or a name like org/model")
     folder = Path(model).expanduser()
     is_folder = folder.is_dir()
     named = str(folder.resolve()) if is_folder else model

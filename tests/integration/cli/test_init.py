@@ -1,4 +1,4 @@
-"""What `undercurrent init` writes, run as its README says: by the apps themselves, on a real broker and a real model."""
+"""What `undercurrent init` writes, run as its README says: by the apps, on a real broker and a real model."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from undercurrent.capture.points import ELEMENT_BYTES
 from undercurrent.errors import CaptureError, ConfigError
 from undercurrent.spec import TensorType
 
-TESTED = ("gemma", "gpt2", "llama", "qwen2")
+TESTED = ("gemma", "gemma2", "gpt2", "llama", "qwen2")
 """Model types that the tests capture from; others of the same make are read the same way."""
 
 MEANINGS: Mapping[TensorType, str] = {

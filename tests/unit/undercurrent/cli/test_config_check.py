@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -203,10 +204,14 @@ def test_a_file_that_is_no_configuration_is_one_line(content: bytes, says: str, 
     assert says in line
 
 
-def test_a_folder_called_like_a_file_is_one_line(folder: Path, capsys: Captured) -> None:
+def test_a_folder_and_a_broken_link_called_like_a_file_are_one_line_each(folder: Path, capsys: Captured) -> None:
     (folder / "x.yaml").mkdir()
+    (folder / "y.yaml").symlink_to(folder / "nowhere")
+    os.mkfifo(folder / "z.yaml")  # nobody ever writes to it
     assert check(folder) == 2
-    assert "x.yaml: cannot be read: Is a directory" in capsys.readouterr().err
+    first, second = capsys.readouterr().err.splitlines()
+    assert "x.yaml: cannot be read: Is a directory" in first
+    assert "y.yaml: cannot be read: No such file or directory" in second
 
 
 def test_nothing_to_check_is_an_error(tmp_path: Path, capsys: Captured) -> None:

@@ -164,7 +164,7 @@ def test_a_folder_of_any_name_is_written_so_that_it_is_read_back(
 
 def test_no_model_is_one_line_and_nothing_is_written(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "empty").mkdir()
-    for model, says in (("/no/such/folder", "is no folder"), (tmp_path / "empty", "config.json")):
+    for model, says in (("/no/such/folder", "is no folder"), (tmp_path / "empty", "config.json"), ("", "is empty")):
         assert init(tmp_path / "ring", "--model", model) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert says in line

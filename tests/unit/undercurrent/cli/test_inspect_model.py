@@ -5,7 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoConfig, BertConfig, GemmaConfig, GPT2Config, LlamaConfig, Qwen2Config, T5Config
+from transformers import (
+    AutoConfig,
+    BertConfig,
+    GemmaConfig,
+    GPT2Config,
+    LlamaConfig,
+    Qwen2Config,
+    Qwen3NextConfig,
+    T5Config,
+)
 
 from undercurrent.cli.inspect_model import parse_layers, spans
 from undercurrent.cli.main import PROG_NAME, app
@@ -83,6 +92,16 @@ def test_named_modules_are_those_that_the_model_has(family: str, tmp_path: Path,
 def test_the_element_type_is_that_of_the_configuration(tmp_path: Path, capsys: Captured) -> None:
     facts = inspected(capsys, folder(tmp_path, LlamaConfig(**SIZES, dtype="bfloat16")))
     assert (facts["dtype"], facts["record"]) == ("bfloat16", {"layers": [2], "bytes_per_token": 32 * 2 + 8})
+
+
+def test_a_hybrid_model_has_attention_in_some_layers(tmp_path: Path, capsys: Captured) -> None:
+    hybrid = Qwen3NextConfig(
+        num_hidden_layers=8, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, vocab_size=64,
+        num_experts=2, num_experts_per_tok=1, moe_intermediate_size=32, shared_expert_intermediate_size=32,
+    )  # fmt: skip
+    facts = inspected(capsys, folder(tmp_path, hybrid))
+    found = {tensor["tensor_type"]: tensor["layers"] for tensor in facts["tensor_types"]}
+    assert (found["attn_out"], found["mlp_out"], facts["tested"]) == ([3, 7], list(range(8)), False)
 
 
 def test_a_person_gets_a_table(tmp_path: Path, capsys: Captured) -> None:
