@@ -250,7 +250,7 @@ def _check_sections(result: Checked, app: App | None, read: Sourced) -> None:
     if checked is not None:
         own = getattr(checked, app.own)
     if own is not None:
-        values = own.model_dump(mode="json", by_alias=True)
+        values = own.model_dump(by_alias=True)
         result.settings += [_setting(names, value, read) for names, value in _leaves(values, ())]
 
 
@@ -273,7 +273,12 @@ def _leaves(values: Mapping[str, Any], names: Names) -> Iterator[tuple[Names, An
 def _setting(names: Names, value: Any, read: Sourced) -> Setting:  # noqa: ANN401 - any value
     source = next((read.sources[known] for known in _spellings(names) if known in read.sources), DEFAULT)
     hidden = value is not None and (source.secret or any(is_secret(name) for name in names))
-    return Setting(".".join(names), MASK if hidden else shown(value), source.text)
+    plain = MASK if hidden else shown(value)
+    try:
+        json.dumps(plain, allow_nan=False)
+    except ValueError:  # an infinity among an engine's arguments
+        plain = str(plain)
+    return Setting(".".join(names), plain, source.text)
 
 
 def _spellings(names: Names) -> Sequence[Names]:

@@ -125,6 +125,14 @@ def test_librdkafkas_own_name_of_the_address_has_its_source_too(folder: Path, ca
     assert found["kafka.client.id"] == ("x", "engine.yaml")
 
 
+def test_what_json_cannot_say_is_shown_as_text(folder: Path, capsys: Captured) -> None:
+    write(
+        folder / "engine.yaml", {**ENGINE, "engine": {"kind": "fake", "args": {"a": float("inf"), "b": [float("nan")]}}}
+    )
+    found = settings(checked(folder / "engine.yaml", capsys)["engine.yaml"])
+    assert (found["engine.args.a"][0], found["engine.args.b"][0]) == ("inf", "[nan]")
+
+
 def test_a_person_gets_tables(folder: Path, capsys: Captured) -> None:
     assert check(folder) == 0
     out, err = capsys.readouterr()
