@@ -213,7 +213,6 @@ class _Host:
         group = f"{self._plan.prefix}.probes.{self._point}"
         runner = _application("runner").BindingRunner(self._bounds, group, self._clock)
         self._core = ProbeHost(self._point, self._fingerprint, runner, self._abort_max_age_us)
-        self._positions.clear()
         self._act(self._core.assign(range(self._plan.activation_partitions)))
 
     def poll(self, *, commit: bool) -> None:

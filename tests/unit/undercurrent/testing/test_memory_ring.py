@@ -23,7 +23,15 @@ from undercurrent.protocol.messages import (
 )
 from undercurrent.spec import probe_spec_to_dict
 from undercurrent.spec.point import ProbeSpec
-from undercurrent.testing import MemoryRing, MemoryTopics, StreamBuilder, make_point, make_records, stream_messages
+from undercurrent.testing import (
+    MemoryRing,
+    MemoryTopics,
+    StreamBuilder,
+    drive,
+    make_point,
+    make_records,
+    stream_messages,
+)
 from undercurrent.topics import TopicPlan
 
 POINT = make_point("residual", layers=12)
@@ -203,6 +211,30 @@ def test_small_batches_are_transactions_of_their_own_and_change_no_output():
     ring.send(*stream_messages(records()))
     assert len(ring.verdicts(VerdictKind.WATERMARK)) == 6
     assert ring.scores("request-1", "counter") == {(position, 12): position + 1.0 for position in range(8)}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_driven_probe_says_what_it_says_in_a_host(seed):
+    rng = np.random.default_rng(seed)
+    linear = LinearProbe.from_arrays(
+        [1, -1, 0, 2], 0.0, layer=12, tensor_type="residual_stream", threshold=3.0, positions="generated"
+    )
+    factory = register_probe("line", LinearProbe.factory(artefact=linear.artefact))
+    values = rng.normal(size=(12, 2, 4))
+    stream = make_records(values, layers=[3, 12], prompt_len=int(rng.integers(1, 12)), dtype="bfloat16")
+    sizes = [5, 1, 6] if seed % 2 else None
+    ring = MemoryRing([make_point(layers=[3, 12])], [bind(probe="line"), bind(name="rows")])
+    ring.send(*stream_messages(stream, blocks=sizes))
+    driven = drive(factory, stream, blocks=sizes or 1)
+    [result] = ring.verdicts(VerdictKind.RESULT, probe="counter")
+    assert (result.verdict, result.score) == (driven.result.verdict, driven.result.metadata["score"])
+    assert ring.scores("request-1", "counter") == driven.scores
+    signals = [(item.token_pos, item.layer, item.score) for item in ring.verdicts(VerdictKind.SIGNAL, probe="counter")]
+    assert signals == [(item.token_pos, item.layer, item.score) for item in driven.actions]
+    by_row = drive(Counter, stream)
+    assert ring.scores("request-1", "rows") == by_row.scores
+    [signal] = ring.verdicts(VerdictKind.SIGNAL, probe="rows")
+    assert (signal.token_pos, signal.layer) == (by_row.first_action.token_pos, by_row.first_action.layer)
 
 
 def test_each_point_has_its_own_host_and_topic():
