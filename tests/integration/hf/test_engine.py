@@ -229,6 +229,30 @@ def test_an_abort_from_after_a_step_comes_before_the_next_token(llama):
     within(inside())
 
 
+def test_an_abort_in_the_middle_of_a_step_comes_before_the_next_forward_pass(llama):
+    """The first of two requests is in its forward pass when the second is aborted: the second has none in this step."""
+
+    async def inside():
+        async with bench_of(llama) as bench:
+            at = []
+
+            def abort_the_other(_module, _args, _output):
+                if bench.engine.steps == 6 and not at:
+                    at.append(bench.engine.steps)
+                    bench.engine.abort_now("second#1")
+
+            hook = bench.engine._alive().loaded.model.lm_head.register_forward_hook(abort_the_other)
+            first = asyncio.create_task(bench.deltas(bench.request("first", b"abc", max_tokens=60)))
+            second = asyncio.create_task(bench.deltas(bench.request("second", b"abc", max_tokens=60)))
+            ends = [deltas[-1].finish_reason for deltas in await asyncio.gather(first, second)]
+            hook.remove()
+            bench.log.read()
+            steps = bench.log.streams["second", 0, "residual"].steps
+            assert (ends, at, max(steps)) == (["length", "abort"], [6], 5)
+
+    within(inside())
+
+
 def test_who_goes_away_stops_its_request(llama):
     async def inside():
         async with bench_of(llama, engine_args={"max_num_seqs": 1}) as bench:
