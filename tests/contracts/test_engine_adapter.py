@@ -354,8 +354,9 @@ def test_an_inline_abort_comes_as_soon_as_the_engine_can(world):
     # The token at the trigger's position is the fourth that was generated.
     assert 4 <= generated <= 4 + LATE_TOKENS[world.kind]
     assert chunks[-1].finish_reason == "abort"
-    last = [signal for signal in chunks[-1].signals if signal.signal.action is ProbeAction.ABORT][-1]
-    assert (last.extraction_point_name, last.signal.metadata["why"]) == ("p", "enough")
+    # An engine that runs ahead of its probes may have handed it on before the last chunk.
+    said = [signal for chunk in chunks for signal in chunk.signals if signal.signal.action is ProbeAction.ABORT]
+    assert (said[0].extraction_point_name, said[0].signal.metadata["why"]) == ("p", "enough")
     assert max(position for position, _ in world.places("soon")) <= trigger + LATE_TOKENS[world.kind]
 
 

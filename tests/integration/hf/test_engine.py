@@ -229,6 +229,19 @@ def test_an_abort_from_after_a_step_comes_before_the_next_token(llama):
     within(inside())
 
 
+def test_what_fails_after_a_step_is_said_and_ends_nothing(llama, caplog):
+    def fails():
+        raise ZeroDivisionError
+
+    async def inside():
+        async with bench_of(llama, after_step=fails) as bench:
+            (deltas,) = await bench.run(bench.request("r", b"abc", max_tokens=5))
+            assert deltas[-1].finish_reason == "length"
+
+    within(inside())
+    assert "what is called after each step failed" in caplog.text
+
+
 def test_an_abort_in_the_middle_of_a_step_comes_before_the_next_forward_pass(llama):
     """The first of two requests is in its forward pass when the second is aborted: the second has none in this step."""
 
