@@ -111,7 +111,7 @@ async def _answered(
     first = await _while_connected(request, anext(pieces))
     if first is None:
         return _gone()
-    return EventStream(events(answer, first, pieces, include_usage=body.include_usage))
+    return EventStream(events(answer, first, pieces, include_usage=body.include_usage), pieces)
 
 
 async def _whole(answer: Answer, pieces: AsyncGenerator[Piece, None]) -> dict[str, Any]:

@@ -139,8 +139,6 @@ async def events(
             yield _event(answer.usage_chunk(piece))
     except ApiError as exc:
         yield _event(exc.body)
-    finally:
-        await rest.aclose()
     yield DONE
 
 
@@ -149,17 +147,23 @@ def _event(data: dict[str, Any]) -> str:
 
 
 class EventStream(StreamingResponse):
-    """A stream of server-sent events that is closed, and with it the request in the engine, however it ends."""
+    """A stream of server-sent events that is closed, and with it the request in the engine, however it ends.
+
+    Args:
+        written: the events.
+        pieces: what they are written from; closed here, since a generator that never began closes nothing.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, written: AsyncGenerator[str, None]) -> None:
+    def __init__(self, written: AsyncGenerator[str, None], pieces: AsyncGenerator[Piece, None]) -> None:
         super().__init__(written, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        self._written = written
+        self._generators = (written, pieces)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it; a client that goes away ends it."""
         try:
             await super().__call__(scope, receive, send)
         finally:
-            await self._written.aclose()
+            for generator in self._generators:
+                await generator.aclose()

@@ -173,6 +173,15 @@ def test_a_stream_is_server_sent_events_to_the_byte(plain: Running) -> None:
     assert "usage" not in json.loads(events[-1].removeprefix("data: "))
 
 
+def test_every_chunk_has_the_key_of_usage_where_it_was_asked_for(plain: Running) -> None:
+    body = {"model": MODEL, "prompt": PROMPT, "stream": True, "max_tokens": 3}
+    body["stream_options"] = {"include_usage": True}
+    got = httpx.post(f"{plain.base_url}/v1/completions", json=body, trust_env=False)
+    *events, _, _ = got.text.split("\n\n")
+    usages = [json.loads(event.removeprefix("data: "))["usage"] for event in events]
+    assert usages == [None] * 3 + [{"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}]
+
+
 def test_a_probe_that_stops_a_stream_ends_it_with_content_filter_and_the_detail() -> None:
     with running(condemned(), [point("guard", "watch")]) as server:
         chunks = list(server.client.completions.create(model=MODEL, prompt=PROMPT, stream=True))

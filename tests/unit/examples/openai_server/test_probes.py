@@ -94,6 +94,15 @@ def test_a_chosen_probe_that_no_point_asks_for_is_refused(folder: Path) -> None:
         bind(spec("guard"), folder, {"guard": str(folder / "lin"), "other": "x:Y"})
 
 
+def test_a_probe_that_was_made_for_another_point_is_refused(folder: Path) -> None:
+    probe = LinearProbe.from_arrays(
+        [1.0, 0.0], 0.5, layer=1, tensor_type="residual_stream", threshold=4.0, point="other"
+    )
+    probe.save(folder / "other")
+    with pytest.raises(ProbeError, match=r"point0.*other"):
+        bind(spec("./other"), folder, {})
+
+
 def test_a_model_that_the_probe_was_not_made_for_is_refused_at_the_start(folder: Path) -> None:
     with pytest.raises(ProbeError, match=r"point0.*layer 1"):
         bind(spec("./lin", layer=3), folder, {}).check(INFO)
