@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from undercurrent.adapters.arguments import check_request_id, sampling_of
 from undercurrent.adapters.background import result_of, to_the_end
 from undercurrent.adapters.base import (
     CaptureOrder,
@@ -32,9 +33,9 @@ from undercurrent.capture.points import CapturePoint
 from undercurrent.capture.ring import Ring
 from undercurrent.core import RequestContext
 from undercurrent.errors import (
-    BadRequestError,
     CaptureError,
     EngineDeadError,
+    EngineError,
     VLLMAdapterLimitationError,
     WorkerExtractionError,
 )
@@ -57,8 +58,8 @@ class GenerationChunk:
         text: new text.
         token_ids: new tokens.
         finish_reason: None while it runs, then `stop`, `length` or `abort`.
-        signals: what inline probes said since the last chunk, in order, CONTINUE included. With `abort` the last one
-            whose action is ABORT is the one that stopped the request.
+        signals: what inline probes said since the last chunk, in order, CONTINUE included. The first ABORT of all
+            chunks is the one that stopped the request; it may come in a chunk before the last.
         prompt_tokens: tokens of the prompt.
     """
 
@@ -79,32 +80,6 @@ class _Job:
     points: tuple[ExtractionPoint, ...]
     router: Router
     collect: bool
-
-
-def sampling_of(generation_kwargs: Mapping[str, Any]) -> Sampling:
-    """Return sampling parameters given by name.
-
-    Args:
-        generation_kwargs: fields of `Sampling`.
-
-    Raises:
-        BadRequestError: a name is none of them, or more than one child is asked for.
-    """
-    known = {field.name for field in dataclasses.fields(Sampling)}
-    unknown = sorted(str(name) for name in generation_kwargs if name not in known)
-    if unknown:
-        raise BadRequestError(
-            f"unknown sampling parameters: {', '.join(unknown)}; accepted: {', '.join(sorted(known))}"
-        )
-    values = dict(generation_kwargs)
-    if values.get("n", 1) != 1:
-        raise BadRequestError("n: an embedded engine answers with one text, so n is 1")
-    if isinstance(values.get("stop"), str):
-        values["stop"] = (values["stop"],)
-    for name in ("stop", "stop_token_ids"):
-        if name in values:
-            values[name] = tuple(values[name] or ())
-    return Sampling(**values)
 
 
 class EmbeddedAdapter(EngineAdapter):
@@ -158,15 +133,16 @@ class EmbeddedAdapter(EngineAdapter):
             ConfigError: the engine does not take its arguments.
             EngineDeadError: the engine did not come up.
         """
-        if self._session is not None:
-            raise VLLMAdapterLimitationError("one adapter serves one model: shut it down, or make another")
-        ring = Ring.create(self._ring_bytes)
-        try:
-            session = Session(self._make_engine(model_name_or_path, ring, kwargs), ring, self._rows)
-        except BaseException:
-            ring.close()
-            raise
-        self._session = session
+        with self._lock:
+            if self._session is not None:
+                raise VLLMAdapterLimitationError("one adapter serves one model: shut it down, or make another")
+            ring = Ring.create(self._ring_bytes)
+            try:
+                session = Session(self._make_engine(model_name_or_path, ring, kwargs), ring, self._rows)
+            except BaseException:
+                ring.close()
+                raise
+            self._session = session
         try:
             session.background.call(session.engine.start())
         except BaseException:
@@ -174,9 +150,16 @@ class EmbeddedAdapter(EngineAdapter):
             raise
 
     def shutdown(self) -> None:
-        """Stop the engine; requests that run end with `EngineDeadError`. Twice is once."""
+        """Stop the engine; requests that run end with `EngineDeadError`, and their probes are ended. Twice is once.
+
+        Raises:
+            VLLMAdapterLimitationError: a probe asks for it while it judges a record.
+        """
         with self._lock:
-            session, self._session = self._session, None
+            session = self._session
+            if session is not None:
+                session.refuse_probes("shutdown")
+                self._session = None
         if session is not None:
             session.close()
 
@@ -213,10 +196,12 @@ class EmbeddedAdapter(EngineAdapter):
             extraction_points: names are unique; an empty list runs the request without probes.
 
         Raises:
+            BadRequestError: the id cannot travel through an engine.
             WorkerExtractionError: a point cannot be captured on this model; it says why and what would be right.
             SpecValidationError: two points have one name.
             CaptureError: the request is running.
         """
+        check_request_id(request_id)
         info = self.info
         points = tuple(ProbeSpec(extraction_points=tuple(extraction_points)).extraction_points)
         for point in points:
@@ -254,11 +239,15 @@ class EmbeddedAdapter(EngineAdapter):
             BadRequestError: the prompt or a sampling parameter is refused.
             CaptureError: the request is not registered or runs already, or some of its records were lost.
             RouterError: the router refuses the request or one of its records.
+            ProbeError: a probe raised what is no `Exception` when it was started or ended.
+            EngineError: the engine gave the request up, and no probe asked for it.
             EngineDeadError: the engine died or was shut down.
+            VLLMAdapterLimitationError: a probe asks for it while it judges a record.
         """
         text: list[str] = []
-        job = self._job(request_id, prompt, generation_kwargs, router)
         session = self._alive()
+        session.refuse_probes("generate")
+        job = self._job(request_id, prompt, generation_kwargs, router)
         session.background.call(self._run(session, job, lambda chunk: text.append(chunk.text)))
         return "".join(text)
 
@@ -280,15 +269,10 @@ class EmbeddedAdapter(EngineAdapter):
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(chunks.put_nowait, chunk)
 
-        job = self._job(request_id, prompt, generation_kwargs, router, collect=True)
         session = self._alive()
-        tasks: list[asyncio.Task[Any] | None] = []
-
-        async def body() -> None:
-            tasks.append(asyncio.current_task())
-            await self._run(session, job, emit)
-
-        future = session.background.submit(body())
+        session.refuse_probes("stream")
+        job = self._job(request_id, prompt, generation_kwargs, router, collect=True)
+        future = session.background.submit(self._run(session, job, emit))
         future.add_done_callback(lambda _: emit(None))
         try:
             while (chunk := await chunks.get()) is not None:
@@ -296,7 +280,7 @@ class EmbeddedAdapter(EngineAdapter):
             result_of(future)
         finally:
             if not future.done():
-                session.background.call_soon(lambda: [task.cancel() for task in tasks if task] or future.cancel())
+                session.background.cancel(future)
                 while await chunks.get() is not None:
                     pass
 
@@ -331,7 +315,8 @@ class EmbeddedAdapter(EngineAdapter):
                 raise CaptureError(f"request {job.request_id!r:.80} is running already")
             self._running.add(job.request_id)
         try:
-            await self._generate(session, job, emit)
+            with session.listed():
+                await self._generate(session, job, emit)
         finally:
             with self._lock:
                 self._running.discard(job.request_id)
@@ -371,6 +356,10 @@ class EmbeddedAdapter(EngineAdapter):
             await to_the_end(enter)
             async with contextlib.aclosing(session.follow(request, route)) as chunks:
                 async for delta, signals in chunks:
+                    if delta.finish_reason == "abort" and route.stopped_by is None:
+                        raise EngineError(
+                            f"request {job.request_id!r:.80}: the engine gave it up, and no probe asked for it"
+                        )
                     emit(
                         GenerationChunk(delta.text, delta.token_ids, delta.finish_reason, signals, delta.prompt_tokens)
                     )

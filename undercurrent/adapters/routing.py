@@ -12,6 +12,7 @@ the ring, and a route's signals are taken by whoever runs its request.
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +27,7 @@ from undercurrent.capture.ring import RingReader
 from undercurrent.core import ProbeAction, ProbeSignal
 from undercurrent.errors import CaptureError, ProbingError, RingError
 from undercurrent.router import Router
-from undercurrent.router.signals import located
+from undercurrent.router.signals import describe, located
 from undercurrent.spec import (
     ActivationRecord,
     CaptureDtype,
@@ -39,6 +40,8 @@ from undercurrent.spec import (
     UntilPolicy,
     parse_position,
 )
+
+logger = logging.getLogger(__name__)
 
 Rows = Callable[[memoryview, str, int], Sequence[Any]]
 """(bytes, NumPy name of an element, width) -> one float32 vector [width] for each (token, layer), all copies."""
@@ -155,13 +158,13 @@ class Route:
         self._router = router
         self._stop = stop
         self.collect = collect
-        self._signals: list[PointSignal] = []
+        self._signals: deque[PointSignal] = deque()
         self._streams: dict[str, _Stream] = {}
 
     def take_signals(self) -> tuple[PointSignal, ...]:
         """Return the signals since the last call."""
-        signals, self._signals = self._signals, []
-        return tuple(signals)
+        # One by one: the thread that routes may add some at the same time.
+        return tuple(self._signals.popleft() for _ in range(len(self._signals)))
 
     def wants_prompt(self, prompt_len: int) -> bool:
         """Whether any of its points wants a token of the prompt."""
@@ -288,6 +291,11 @@ class StreamRouter:
         # Its streams stay until the engine closes them; a drain may be among them on another thread.
         route.gone = True
 
+    @property
+    def busy(self) -> bool:
+        """Whether it expects anything."""
+        return bool(self._routes)
+
     def drain(self) -> None:
         """Route everything that was captured before this call; one thread at a time.
 
@@ -366,6 +374,16 @@ class StreamRouter:
             # A router that refuses the records of one request must not cost the others theirs.
             except ProbingError as exc:
                 route.error = route.error or exc
+            # Such as SystemExit of a probe, which a router of its own thread may let pass: the same holds for it.
+            except BaseException as exc:
+                logger.exception("request %r: its records cannot be routed", route.request_id)
+                route.error = route.error or _raised(route, exc)
+
+
+def _raised(route: Route, exc: BaseException) -> CaptureError:
+    error = CaptureError(f"request {route.request_id!r:.80}: routing its records raised {describe(exc)}")
+    error.__cause__ = exc
+    return error
 
 
 def _fail(stream: _Stream | None, reason: str) -> None:

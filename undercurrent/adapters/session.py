@@ -7,20 +7,24 @@ import contextlib
 import logging
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
-from undercurrent.adapters.background import BackgroundLoop
+from undercurrent.adapters.background import BackgroundLoop, in_thread
 from undercurrent.adapters.base import EngineDelta, EngineRequest, OpenEngine
 from undercurrent.adapters.routing import PointSignal, Route, Rows, StreamRouter
 from undercurrent.capture.ring import Ring
-from undercurrent.errors import CaptureError, RingError
+from undercurrent.errors import CaptureError, EngineDeadError, RingError, VLLMAdapterLimitationError
 from undercurrent.spec import ExtractionPoint
 
 logger = logging.getLogger(__name__)
 
 _TAIL_POLL_S = 0.001
 _TAIL_S = 30.0
-_CLOSE_S = 30.0
+# What a request that is cancelled needs for its probes to end; a probe that takes longer is left alone.
+_REQUESTS_S = 40.0
+_CLOSE_S = _REQUESTS_S + 30.0
+# The engine may wait for room in the ring before it says anything: in the middle of a long prefill, for one.
+_POLL_S = 0.005
 
 
 class Session:
@@ -39,12 +43,15 @@ class Session:
         self._streams = StreamRouter(ring.reader(), rows)
         self._points_lock = asyncio.Lock()
         self._captures: dict[str, ExtractionPoint] = {}
+        self._captures_hold = True
         self._uses: Counter[str] = Counter()
         self._draining = threading.Lock()
+        self._drainer: int | None = None
         self._asking = threading.Lock()
         self._asked: list[asyncio.Future[None]] = []
         self._requests: set[asyncio.Task[object]] = set()
         self._wake = threading.Event()
+        self._closing = False
         self._ending = False
         self._broken: CaptureError | None = None
         self._thread = threading.Thread(target=self._route_forever, name="undercurrent-routing", daemon=True)
@@ -63,11 +70,27 @@ class Session:
                 self._ring.close()
 
     async def _close(self) -> None:
+        self._closing = True
         requests = list(self._requests)
         for task in requests:
             task.cancel()
-        await asyncio.gather(*requests, return_exceptions=True)
-        await self.engine.close()
+        try:
+            if requests:
+                await asyncio.wait(requests, timeout=_REQUESTS_S)
+        finally:
+            await self.engine.close()
+
+    def refuse_probes(self, what: str) -> None:
+        """Refuse a call that cannot end, since the thread that it would wait for is the caller's.
+
+        Args:
+            what: the call, in words.
+
+        Raises:
+            VLLMAdapterLimitationError: it comes from a probe that is judging a record right now.
+        """
+        if self._drainer == threading.get_ident():
+            raise VLLMAdapterLimitationError(f"{what} from within a probe would wait for itself for ever")
 
     async def follow(
         self, request: EngineRequest, route: Route
@@ -88,8 +111,9 @@ class Session:
         """
         if self._broken is not None:
             raise self._broken
-        async with self._listed(), self._installed(route):
+        async with self._installed(route):
             self._streams.add(route)
+            self._wake.set()
             generated, ended = 0, False
             try:
                 async with contextlib.aclosing(self.engine.submit(request)) as deltas:
@@ -105,9 +129,15 @@ class Session:
                     # Its caller is gone, or something went wrong: nobody waits for the rest.
                     await asyncio.shield(self.engine.abort(request.engine_id))
 
-    @contextlib.asynccontextmanager
-    async def _listed(self) -> AsyncIterator[None]:
-        """Have the task of a request cancelled when the session closes."""
+    @contextlib.contextmanager
+    def listed(self) -> Iterator[None]:
+        """Have the running task, a request from its beginning to its end, cancelled when the session closes.
+
+        Raises:
+            EngineDeadError: it is closing already.
+        """
+        if self._closing:
+            raise EngineDeadError("the engine is being shut down")
         task = asyncio.current_task()
         if task is not None:
             self._requests.add(task)
@@ -127,12 +157,12 @@ class Session:
             if delta.finish_reason != "abort":
                 # The last token was sampled, not computed.
                 await self._settle(route, delta.prompt_tokens + generated - 1)
-            await asyncio.to_thread(self._finish, route)
+            await in_thread(self._finish, route)
         if route.error is not None:
             raise route.error
 
     def _finish(self, route: Route) -> None:
-        with self._draining:
+        with self._alone():
             route.finish()
 
     async def _settle(self, route: Route, computed: int) -> None:
@@ -157,14 +187,19 @@ class Session:
         self._uses.update(names)
         try:
             async with self._points_lock:
-                if not self._captures.keys() >= set(names):
+                if not self._captures_hold or not self._captures.keys() >= set(names):
                     known = self._captures | route.captures
-                    wanted = {name: known[name] for name, uses in self._uses.items() if uses > 0 and name in known}
+                    wanted = {name: known[name] for name in self._uses if name in known}
+                    # Whoever is cancelled here does not know whether the engine has heard it: the next one says it all.
+                    self._captures_hold = False
                     await self.engine.set_points(list(wanted.values()))
-                    self._captures = wanted
+                    self._captures, self._captures_hold = wanted, True
             yield
         finally:
             self._uses.subtract(names)
+            for name in names:
+                if not self._uses[name]:
+                    del self._uses[name]
 
     async def _routed(self) -> None:
         """Wait until everything that is in the ring now has been routed."""
@@ -176,23 +211,32 @@ class Session:
 
     def drain(self) -> None:
         """Route what the ring holds, and tell whoever waits for it. It raises nothing."""
-        with self._draining:
+        with self._alone():
             with self._asking:
                 asked, self._asked = self._asked, []
             try:
                 if self._broken is None:
                     self._streams.drain()
             # The routing thread's edge: without it every request would wait for ever.
-            except Exception as exc:
+            except BaseException as exc:
                 logger.exception("routing stops: nothing more can be captured")
                 self._broken = exc if isinstance(exc, RingError) else CaptureError(f"routing stopped: {exc}")
                 self._streams.fail_all(self._broken)
             if asked:
                 self.background.call_soon(_resolve, asked)
 
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        with self._draining:
+            self._drainer = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._drainer = None
+
     def _route_forever(self) -> None:
         while not self._ending:
-            self._wake.wait()
+            self._wake.wait(_POLL_S if self._streams.busy else None)
             self._wake.clear()
             self.drain()
 

@@ -9,7 +9,8 @@ import threading
 import numpy as np
 import pytest
 
-from undercurrent.adapters.embedded import EmbeddedAdapter, sampling_of
+from undercurrent.adapters.arguments import sampling_of
+from undercurrent.adapters.embedded import EmbeddedAdapter
 from undercurrent.core import Probe, ProbeAction, ProbeRegistry, ProbeResult, ProbeSignal
 from undercurrent.errors import (
     BadRequestError,
