@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import textwrap
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -196,6 +200,33 @@ def test_the_v2_runner_is_refused_where_vllm_may_choose_it(models, monkeypatch):
     with pytest.raises((VLLMAdapterLimitationError, ConfigError), match=r"V2 model runner|Model Runner V2"):
         VLLMEngineAdapter().load_model(str(models["llama"]), max_model_len=64, allow_v2_model_runner=True)
     assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+
+
+def the_readme_script(models, *, guarded):
+    text = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    start = text.index("    from undercurrent.adapters.vllm import VLLMEngineAdapter")
+    code = textwrap.dedent(text[start : text.index("[docs/write-a-probe.md]", start)])
+    for before, after in (
+        ("path/to/model", str(models["llama"])),
+        ("layers=[12]", "layers=[2]"),
+        ("max_model_len=4096", "max_model_len=256"),
+    ):
+        assert before in code
+        code = code.replace(before, after)
+    return code if guarded else code.replace('__name__ == "__main__"', "True")
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_the_script_of_the_readme_runs_and_says_so_without_its_guard(models, tmp_path, guarded):
+    script = tmp_path / "probed.py"
+    script.write_text(the_readme_script(models, guarded=guarded), encoding="utf-8")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=200, check=False)
+    if guarded:
+        assert done.returncode == 0, done.stderr
+        assert "r1 {'p': ProbeResult(request_id='r1', extraction_point_name='p'" in done.stdout
+    else:
+        assert done.returncode == 1
+        assert "load the model under `if __name__ ==" in done.stderr
 
 
 def test_an_unknown_engine_argument_is_named(models):

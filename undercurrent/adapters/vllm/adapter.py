@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from typing import TYPE_CHECKING, Any, Literal
 
 from undercurrent.adapters.base import OpenEngine
@@ -9,7 +10,7 @@ from undercurrent.adapters.embedded import EmbeddedAdapter
 from undercurrent.adapters.vllm.engine import VLLMEngine
 from undercurrent.adapters.vllm.version_check import check_vllm_version
 from undercurrent.capture.ring import Ring
-from undercurrent.errors import CaptureError, VLLMAdapterLimitationError
+from undercurrent.errors import CaptureError, ConfigError, VLLMAdapterLimitationError
 
 if TYPE_CHECKING:
     from undercurrent.router import Router
@@ -56,10 +57,13 @@ class VLLMEngineAdapter(EmbeddedAdapter):
         Raises:
             VLLMAdapterLimitationError: a model is loaded already, or vLLM is configured in a way that cannot be
                 captured; it names every reason.
-            ConfigError: vLLM does not take its arguments.
+            ConfigError: vLLM does not take its arguments, or a script loads the model where it is imported.
             CaptureError: the installed vLLM is none of those supported.
             EngineDeadError: vLLM did not come up.
         """
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            # vLLM's process imports the script that starts it, which would start it again, and so on.
+            raise ConfigError('load the model under `if __name__ == "__main__":`; vLLM imports this script once more')
         check_vllm_version()
         try:
             super().load_model(model_name_or_path, v1_runner=not allow_v2_model_runner, **kwargs)
