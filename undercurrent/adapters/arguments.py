@@ -8,10 +8,13 @@ import numbers
 from collections.abc import Mapping
 from typing import Any
 
+from undercurrent.capture.points import MAX_ID_BYTES
 from undercurrent.errors import BadRequestError
 from undercurrent.protocol.messages import Sampling
 
-MAX_ID_CHARS = 1024
+# The attempt is added to it.
+_MAX_ID_BYTES = MAX_ID_BYTES - 24
+_INT63 = (1 << 63) - 1
 
 _WHOLE = ("max_tokens", "top_k", "seed", "n")
 
@@ -25,10 +28,27 @@ def check_request_id(request_id: str) -> None:
     Raises:
         BadRequestError: it is no text of a sensible length.
     """
-    if not isinstance(request_id, str) or not 0 < len(request_id) <= MAX_ID_CHARS:
-        raise BadRequestError(f"request id {request_id!r:.60}; accepted: a text of 1 to {MAX_ID_CHARS} characters")
-    if any("\ud800" <= character <= "\udfff" for character in request_id):
-        raise BadRequestError(f"request id {request_id!r:.60} has half a character (a lone surrogate)")
+    if not isinstance(request_id, str) or not request_id or "\x00" in request_id:
+        raise BadRequestError(f"request id {request_id!r:.60}; accepted: a text, without a null character")
+    try:
+        size = len(request_id.encode())
+    except UnicodeEncodeError as exc:
+        raise BadRequestError(f"request id {request_id!r:.60} has half a character (a lone surrogate)") from exc
+    if size > _MAX_ID_BYTES:
+        raise BadRequestError(f"request id {request_id!r:.60} has {size} bytes; accepted: at most {_MAX_ID_BYTES}")
+
+
+def check_prompt(prompt: str) -> None:
+    """Check a prompt; what is in it is the engine's to judge.
+
+    Args:
+        prompt: the caller's.
+
+    Raises:
+        BadRequestError: it is no text.
+    """
+    if not isinstance(prompt, str):
+        raise BadRequestError(f"the prompt is {type(prompt).__name__}; accepted: a text")
 
 
 def sampling_of(generation_kwargs: Mapping[str, Any]) -> Sampling:
@@ -75,8 +95,8 @@ def _value(name: str, value: Any) -> Any:  # noqa: ANN401 - whatever a caller gi
 
 
 def _whole(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise _refusal(name, value, "a whole number")
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not -_INT63 <= int(value) <= _INT63:
+        raise _refusal(name, value, "a whole number of 64 bits")
     return int(value)
 
 

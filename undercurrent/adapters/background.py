@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
@@ -12,8 +13,9 @@ from undercurrent.errors import EngineDeadError, ProbeError
 
 T = TypeVar("T")
 
-# Each holds a request that starts or ends: its probes may take their time, and must not keep others from starting.
-_HELPERS = 64
+# Each holds a request that starts or ends: its probes may take their time, may even generate with the same engine, and
+# must not keep others from starting. Threads start as they are needed.
+_HELPERS = 1024
 _JOIN_S = 30.0
 _CANCEL_S = 5.0
 _WIND_UP_S = 1.0
@@ -37,6 +39,7 @@ class BackgroundLoop:
         self._tasks: dict[Future[Any], asyncio.Task[Any]] = {}
         self._lock = threading.Lock()
         self._stopped = False
+        self._pid = os.getpid()
         self._open: set[Future[Any]] = set()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -61,12 +64,20 @@ class BackgroundLoop:
                 wait([future], _CANCEL_S)
             raise
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the process that has its threads."""
+        return os.getpid() == self._pid
+
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine; from any thread.
 
         Raises:
-            EngineDeadError: the loop was stopped.
+            EngineDeadError: the loop was stopped, or this process is a fork of the one that has it.
         """
+        if not self.is_here:
+            coroutine.close()
+            raise EngineDeadError("the engine belongs to the process that this one was forked from")
         future: Future[T] = Future()
         with self._lock:
             if self._stopped:

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from undercurrent.adapters.arguments import check_request_id, sampling_of
+from undercurrent.adapters.arguments import check_prompt, check_request_id, sampling_of
 from undercurrent.adapters.background import result_of, to_the_end
 from undercurrent.adapters.base import (
     CaptureOrder,
@@ -29,7 +29,7 @@ from undercurrent.adapters.base import (
 )
 from undercurrent.adapters.routing import PointSignal, Route, capture_of, numpy_rows, torch_rows
 from undercurrent.adapters.session import Session
-from undercurrent.capture.points import CapturePoint
+from undercurrent.capture.points import MAX_POINTS, CapturePoint
 from undercurrent.capture.ring import Ring
 from undercurrent.core import RequestContext
 from undercurrent.errors import (
@@ -212,6 +212,11 @@ class EmbeddedAdapter(EngineAdapter):
             except CaptureError as exc:
                 raise WorkerExtractionError(str(exc)) from exc
             self._warn_of_waiting(point)
+        different = len({capture_of(point).name for point in points})
+        if different > MAX_POINTS:
+            raise WorkerExtractionError(
+                f"{different} points that capture different rows; accepted: {MAX_POINTS} a request"
+            )
         with self._lock:
             if request_id in self._running:
                 raise CaptureError(f"request {request_id!r:.80} is running: its points cannot change now")
@@ -299,8 +304,10 @@ class EmbeddedAdapter(EngineAdapter):
         *,
         collect: bool = False,
     ) -> _Job:
-        self._check_router(router)
+        check_prompt(prompt)
         sampling = sampling_of(generation_kwargs)
+        # Last: what is refused before must not tie this adapter to a router.
+        self._check_router(router)
         with self._lock:
             points = self._registered.get(request_id)
             if points is None:
@@ -357,9 +364,7 @@ class EmbeddedAdapter(EngineAdapter):
             async with contextlib.aclosing(session.follow(request, route)) as chunks:
                 async for delta, signals in chunks:
                     if delta.finish_reason == "abort" and route.stopped_by is None:
-                        raise EngineError(
-                            f"request {job.request_id!r:.80}: the engine gave it up, and no probe asked for it"
-                        )
+                        raise EngineError(f"request {job.request_id!r:.80}: the engine gave it up unasked")
                     emit(
                         GenerationChunk(delta.text, delta.token_ids, delta.finish_reason, signals, delta.prompt_tokens)
                     )

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -330,12 +330,13 @@ class StreamRouter:
                 for loss in content.losses:
                     _fail(self._streams.get(loss.stream), f"{loss.rows} rows were lost: {content.reason}")
             case Fault():
-                concerned: Iterable[Route | None] = (
-                    [self._by_engine_id.get(content.engine_id)] if content.engine_id else list(self._routes.values())
-                )
-                for one in concerned:
+                for one in [self._of_engine(content.engine_id)] if content.engine_id else list(self._routes.values()):
                     if one is not None:
-                        one.error = one.error or CaptureError(content.detail)
+                        one.error = one.error or CaptureError(f"request {one.request_id!r:.80}: {content.detail}")
+
+    def _of_engine(self, engine_id: str) -> Route | None:
+        # vLLM adds a random part, with a hyphen.
+        return self._by_engine_id.get(engine_id) or self._by_engine_id.get(engine_id.rpartition("-")[0])
 
     def _close(self, closed: Close) -> None:
         stream = self._streams.pop(closed.stream, None)

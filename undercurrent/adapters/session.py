@@ -23,6 +23,7 @@ _TAIL_S = 30.0
 # What a request that is cancelled needs for its probes to end; a probe that takes longer is left alone.
 _REQUESTS_S = 40.0
 _CLOSE_S = _REQUESTS_S + 30.0
+_THREAD_S = 10.0
 # The engine may wait for room in the ring before it says anything: in the middle of a long prefill, for one.
 _POLL_S = 0.005
 
@@ -58,13 +59,16 @@ class Session:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the engine and the threads; requests that run are cancelled."""
+        """Stop the engine and the threads; requests that run are cancelled. In a fork of the process it is nothing."""
+        if not self.background.is_here:
+            # What this process has of it is shared with the one that goes on using it.
+            return
         try:
             self.background.call(self._close(), timeout_s=_CLOSE_S)
         finally:
             self._ending = True
             self._wake.set()
-            self._thread.join(_CLOSE_S)
+            self._thread.join(_THREAD_S)
             self.background.stop()
             if not self._thread.is_alive():
                 self._ring.close()

@@ -12,8 +12,8 @@ from undercurrent.spec import ExecutionMode, ExtractionPoint, Overflow, TensorTy
 
 ELEMENT_BYTES: Mapping[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 MAX_ORDER_BYTES = 16_384
-_MAX_ID_BYTES = 1_024
-_MAX_POINTS = 64
+MAX_ID_BYTES = 1_024
+MAX_POINTS = 64
 _INT31 = (1 << 31) - 1
 _INT63 = (1 << 63) - 1
 
@@ -203,8 +203,8 @@ def _text(values: Mapping[str, Any], key: str, *, required: bool = False) -> str
         size = len(value.encode())
     except UnicodeEncodeError as exc:
         raise CaptureError(f"a capture order's {key} is not valid text") from exc
-    if size > _MAX_ID_BYTES:
-        raise CaptureError(f"a capture order's {key} is longer than {_MAX_ID_BYTES} bytes")
+    if size > MAX_ID_BYTES:
+        raise CaptureError(f"a capture order's {key} is longer than {MAX_ID_BYTES} bytes")
     return value
 
 
@@ -216,8 +216,8 @@ def _number(values: Mapping[str, Any], key: str, default: int | None, most: int)
 
 
 def _points(value: object, known: Collection[str]) -> tuple[str, ...]:
-    if not isinstance(value, list) or len(value) > _MAX_POINTS or not all(isinstance(name, str) for name in value):
-        raise CaptureError(f"a capture order's points are a list of at most {_MAX_POINTS} names")
+    if not isinstance(value, list) or len(value) > MAX_POINTS or not all(isinstance(name, str) for name in value):
+        raise CaptureError(f"a capture order's points are a list of at most {MAX_POINTS} names")
     if len(set(value)) != len(value) or not set(value) <= set(known):
         raise CaptureError("a capture order names a point twice, or one that is not configured")
     return tuple(value)

@@ -23,7 +23,7 @@ from undercurrent.adapters.vllm.settings import CONFIG_KEY, DEFAULT_MAX_TAP_BYTE
 from undercurrent.adapters.vllm.version_check import check_vllm_version
 from undercurrent.capture.points import Order
 from undercurrent.capture.ring import Ring
-from undercurrent.errors import BadRequestError, CaptureError, ConfigError, EngineDeadError
+from undercurrent.errors import BadRequestError, CaptureError, ConfigError, EngineDeadError, EngineError
 from undercurrent.protocol.messages import Sampling
 from undercurrent.spec import ExtractionPoint, ProbeSpec, probe_spec_to_dict
 
@@ -306,11 +306,13 @@ class VLLMEngine:
 
         Raises:
             BadRequestError: the engine refuses this request.
+            EngineError: vLLM failed at this request alone.
             EngineDeadError: the engine is gone.
         """
         from vllm.exceptions import VLLMClientError
         from vllm.inputs.engine import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError as VLLMEngineDead
+        from vllm.v1.engine.exceptions import EngineGenerateError
 
         llm = self._alive()
         params = self._params(request)
@@ -331,6 +333,8 @@ class VLLMEngine:
                     )
         except VLLMEngineDead as exc:
             raise EngineDeadError("vLLM's engine core died; its log says why") from exc
+        except EngineGenerateError as exc:
+            raise EngineError(f"vLLM failed at request {request.engine_id!r:.80}: {exc.__cause__ or exc}") from exc
         except (VLLMClientError, ValueError, TypeError) as exc:
             raise BadRequestError(str(exc)) from exc
         finally:

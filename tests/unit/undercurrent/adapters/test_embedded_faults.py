@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 
 import numpy as np
@@ -19,6 +20,7 @@ from undercurrent.errors import (
     EngineError,
     ProbeError,
     VLLMAdapterLimitationError,
+    WorkerExtractionError,
 )
 from undercurrent.router import Router
 from undercurrent.testing.fake_engine import activation, generated_text
@@ -181,6 +183,35 @@ def test_a_probe_may_generate_where_it_starts(adapter):
     assert texts == [generated_text("inner", 6)]
 
 
+def test_a_hundred_probes_may_generate_where_they_start(adapter):
+    class Asker(Keeper):
+        def on_start(self, ctx):
+            run(adapter, router, f"inner-{ctx.request_id}", a_point())
+
+    with router_of(asker=Asker) as router:
+        calls = [started(run, adapter, router, f"x{n}", a_point(probe_type="asker")) for n in range(100)]
+        assert [answer_of(*call) for call in calls] == [generated_text(f"x{n}", 6) for n in range(100)]
+
+
+@pytest.mark.filterwarnings("ignore:This process.*multi-threaded:DeprecationWarning")
+def test_a_fork_of_the_process_is_refused_and_costs_the_engine_nothing(adapter):
+    with router_of() as router:
+        adapter.register_extraction("x", [])
+        child = os.fork()
+        if child == 0:
+            status = 1
+            with contextlib.suppress(BaseException):
+                try:
+                    adapter.generate("x", PROMPT, {}, router)
+                except EngineDeadError:
+                    adapter.shutdown()
+                    status = 0
+            os._exit(status)
+        thread, status = started(lambda: os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        assert answer_of(thread, status) == 0
+        assert answer_of(*started(run, adapter, router, "y", a_point())) == generated_text("y", 6)
+
+
 def test_a_request_that_is_cancelled_while_its_points_are_installed_costs_the_next_one_nothing(adapter):
     held, set_points = asyncio.Event(), adapter.fake.set_points
     asked = threading.Event()
@@ -281,14 +312,42 @@ def test_two_hundred_requests_with_points_of_their_own_get_their_own_rows(adapte
     assert not session._streams.busy
 
 
-@pytest.mark.parametrize("request_id", ["", "\ud800", "x" * 1025, 5, None])
+@pytest.mark.parametrize("request_id", ["", "\ud800", "x" * 1025, "é" * 600, "null\x00", 5, None])
 def test_an_id_that_cannot_travel_is_refused_before_an_engine_hears_of_it(adapter, request_id):
     with pytest.raises(BadRequestError, match="request id"):
         adapter.register_extraction(request_id, [])
 
 
+def test_more_points_than_an_order_names_are_refused_where_they_are_registered(adapter):
+    points = [a_point(f"p{n}", position=n) for n in range(65)]
+    adapter.register_extraction("x", [*points[:64], *(a_point(f"again{n}", position=n) for n in range(64))])
+    with pytest.raises(WorkerExtractionError, match="65 points that capture different rows; accepted: 64"):
+        adapter.register_extraction("x", points)
+
+
+def test_a_request_whose_order_the_engine_refuses_says_why_at_once(adapter):
+    tracker = adapter.fake._tracker
+
+    def refuse(engine_id, order, **_):
+        # As vLLM's worker does, with the id that vLLM makes of ours.
+        tracker.fault("bad_order", "an order that is wrong", f"{engine_id.partition('_')[2]}-0123abcd")
+
+    tracker.open = refuse
+    with router_of() as router:
+        answer = answer_of(*started(run, adapter, router, "x", a_point()))
+    assert isinstance(answer, CaptureError)
+    assert "an order that is wrong" in str(answer)
+
+
+@pytest.mark.parametrize("prompt", [None, 5, b"bytes", ["a"]])
+def test_a_prompt_that_is_no_text_is_refused(adapter, prompt):
+    adapter.register_extraction("x", [])
+    with router_of() as router, pytest.raises(BadRequestError, match="the prompt is"):
+        adapter.generate("x", prompt, {}, router)
+
+
 def test_an_id_of_any_other_characters_is_fine(adapter):
-    name = 'é🦊/\n\x00"_1-2' + "x" * 900
+    name = 'é🦊/\n\x01"_1-2' + "x" * 900
     with router_of() as router:
         assert run(adapter, router, name, a_point()) == generated_text(name, 6)
     assert len(router.ended[name]["p"].verdict) == 5
@@ -305,6 +364,7 @@ def test_an_id_of_any_other_characters_is_fine(adapter):
         {"temperature": float("nan")},
         {"top_p": float("inf")},
         {"seed": 1.5},
+        {"seed": 1 << 70},
         {"n": None},
         {"n": 1.0},
         {"stop": 5},
