@@ -338,7 +338,9 @@ def test_a_stream_brings_the_signals_of_its_tokens(adapter, router):
     assert "".join(chunk.text for chunk in chunks) == generated_text("s1", 6)
     assert [chunk.finish_reason for chunk in chunks] == [None] * 5 + ["length"]
     said = [[signal.signal.token_pos for signal in chunk.signals] for chunk in chunks]
-    assert said == [[], [8], [9], [10], [11], [12]]
+    assert [place for places in said for place in places] == [8, 9, 10, 11, 12]
+    # The engine may be a step ahead of its reader: a signal never comes after its token, but it may come before.
+    assert all(sum(map(len, said[: n + 1])) >= n for n in range(6))
     assert chunks[-1].prompt_tokens == len(PROMPT)
 
 
