@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakSet
 
 import ml_dtypes
 import numpy as np
@@ -126,7 +127,7 @@ class Route:
         engine_id: the engine's id.
         points: what it registered.
         router: where its records go.
-        stop: called once, from the draining thread, when an inline probe asks for an abort.
+        stop: called when an inline probe asks for an abort, from the thread that drains or from the probe's.
         stop_tokens: token id that ends a point with `until: stop_token`, by the point's name.
         collect: keep every signal, not only the one that stops the request.
     """
@@ -155,7 +156,7 @@ class Route:
             capture = capture_of(point)
             self.captures[capture.name] = capture
             self._feeds.setdefault(capture.name, []).append(_Feed.of(point, stop_tokens.get(point.name)))
-        self._router = router
+        self.router = router
         self._stop = stop
         self.collect = collect
         self._signals: deque[PointSignal] = deque()
@@ -232,15 +233,31 @@ class Route:
             record = ActivationRecord(
                 self.request_id, name, layer, position, feed.point.tensor_type, tensor, is_generated, at
             )
-            signal = self._router.route(record)
+            signal = self.router.route(record)
             if signal is None:
                 continue
             said = PointSignal(name, located(signal, record))
-            if self.collect:
+            if self.collect and said != self.stopped_by:
                 self._signals.append(said)
             if signal.action is ProbeAction.ABORT and self.stopped_by is None:
                 self.stopped_by = said
                 self._stop()
+
+    def heard(self, name: str, signal: ProbeSignal) -> None:
+        """Take what a probe said, on whatever thread it ran: an answer may come when nobody waits for it any more.
+
+        Args:
+            name: of the point.
+            signal: one that acts.
+        """
+        point = next((feed.point for feeds in self._feeds.values() for feed in feeds if feed.point.name == name), None)
+        if point is None or point.execution_mode is not ExecutionMode.INLINE or self.stopped_by is not None:
+            return
+        if signal.action is ProbeAction.ABORT:
+            self.stopped_by = PointSignal(name, signal)
+            if self.collect:
+                self._signals.append(self.stopped_by)
+            self._stop()
 
 
 class _Stream:
@@ -264,6 +281,18 @@ class _Stream:
         return self.rows == len(self.capture.positions(opened.cached_prefix, computed, opened.prompt_len))
 
 
+class _Ear:
+    """A log sink that hands a router's signals to the routes of one engine; it keeps nothing else alive."""
+
+    def __init__(self, live: dict[str, Route]) -> None:
+        self._live = live
+
+    def __call__(self, request_id: str, name: str, signal: ProbeSignal) -> None:
+        route = self._live.get(request_id)
+        if route is not None:
+            route.heard(name, signal)
+
+
 class StreamRouter:
     """See the module.
 
@@ -278,16 +307,23 @@ class StreamRouter:
         self._routes: dict[tuple[str, int], Route] = {}
         self._by_engine_id: dict[str, Route] = {}
         self._streams: dict[int, _Stream] = {}
+        self._by_request_id: dict[str, Route] = {}
+        self._heard: WeakSet[Router] = WeakSet()
 
     def add(self, route: Route) -> None:
         """Expect the streams of a request."""
         self._routes[route.request_id, route.attempt] = route
         self._by_engine_id[route.engine_id] = route
+        self._by_request_id[route.request_id] = route
+        if route.router not in self._heard:
+            self._heard.add(route.router)
+            route.router.attach_log_sink(_Ear(self._by_request_id))
 
     def remove(self, route: Route) -> None:
         """Let what still comes of a request go nowhere."""
         self._routes.pop((route.request_id, route.attempt), None)
         self._by_engine_id.pop(route.engine_id, None)
+        self._by_request_id.pop(route.request_id, None)
         # Its streams stay until the engine closes them; a drain may be among them on another thread.
         route.gone = True
 

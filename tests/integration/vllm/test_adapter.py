@@ -205,7 +205,7 @@ def test_the_v2_runner_is_refused_where_vllm_may_choose_it(models, monkeypatch):
 def the_readme_script(models, *, guarded):
     text = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
     start = text.index("    from undercurrent.adapters.vllm import VLLMEngineAdapter")
-    code = textwrap.dedent(text[start : text.index("[docs/write-a-probe.md]", start)])
+    code = textwrap.dedent(text[start : text.index("\nAn `inline` point", start)])
     for before, after in (
         ("path/to/model", str(models["llama"])),
         ("layers=[12]", "layers=[2]"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -316,6 +317,34 @@ def test_a_point_that_waits_for_its_probe_is_warned_of_once(router, caplog):
         run(made, router, "w2", waits)
     assert sum("block_until_signal" in message for message in caplog.messages) == 1
     assert len(positions(router, "w2")) == 5
+
+
+@pytest.mark.parametrize("position", ["prompt[0]", "generated[*]"])
+def test_an_abort_that_comes_when_nobody_waits_for_it_any_more_still_stops_its_request(position):
+    said = threading.Event()
+
+    class Slow(Keeper):
+        def on_activation(self, record):
+            if said.is_set():
+                return None
+            # Longer than the router waits, shorter than the request runs.
+            time.sleep(0.1)
+            said.set()
+            return ProbeSignal(ProbeAction.ABORT)
+
+    registry = ProbeRegistry()
+    registry.register("slow", Slow)
+    waits = InterventionPolicy("block_until_signal", timeout_ms=5)
+    with Adapter() as made, Router(registry) as other:
+        made.load_model("fake")
+        made.register_extraction("late", [a_point(position=position, probe_type="slow", intervention=waits)])
+
+        async def read():
+            return [chunk async for chunk in made.stream("late", PROMPT, {"max_tokens": 4000}, other)]
+
+        chunks = asyncio.run(read())
+    assert chunks[-1].finish_reason == "abort"
+    assert ProbeAction.ABORT in [one.signal.action for chunk in chunks for one in chunk.signals]
 
 
 def chunks_of(adapter, router, request_id, point, limit=None, **kwargs):
