@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from undercurrent.adapters.base import EngineInfo
 from undercurrent.adapters.embedded import GenerationChunk
-from undercurrent.adapters.routing import PointSignal
+from undercurrent.adapters.route import PointSignal
 from undercurrent.errors import EngineDeadError, EngineError, ProbingError
 from undercurrent.router import Router
 from undercurrent.spec import ExtractionPoint

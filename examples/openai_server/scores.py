@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from threading import Lock
 from typing import Any
 
-from undercurrent.adapters.routing import PointSignal
+from undercurrent.adapters.route import PointSignal
 from undercurrent.core import ProbeAction, ProbeResult, ProbeSignal
 
 

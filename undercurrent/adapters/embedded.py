@@ -27,7 +27,8 @@ from undercurrent.adapters.base import (
     EngineRequest,
     OpenEngine,
 )
-from undercurrent.adapters.routing import PointSignal, Route, capture_of, numpy_rows, torch_rows
+from undercurrent.adapters.route import PointSignal, Route, capture_of
+from undercurrent.adapters.routing import numpy_rows, torch_rows
 from undercurrent.adapters.session import Session
 from undercurrent.capture.points import MAX_POINTS, CapturePoint
 from undercurrent.capture.ring import Ring

@@ -11,7 +11,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
 from undercurrent.adapters.background import BackgroundLoop, in_thread
 from undercurrent.adapters.base import EngineDelta, EngineRequest, OpenEngine
-from undercurrent.adapters.routing import PointSignal, Route, Rows, StreamRouter
+from undercurrent.adapters.route import PointSignal, Route
+from undercurrent.adapters.routing import Rows, StreamRouter
 from undercurrent.capture.ring import Ring
 from undercurrent.errors import CaptureError, EngineDeadError, RingError, VLLMAdapterLimitationError
 from undercurrent.spec import ExtractionPoint

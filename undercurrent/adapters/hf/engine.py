@@ -6,13 +6,13 @@ The driver's side, on an event loop; the model runs on a thread of its own (`ser
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from undercurrent.adapters.base import EngineDelta, EngineInfo, EngineRequest
+from undercurrent.adapters.checks import checked_request
 from undercurrent.adapters.fingerprint import model_fingerprint
 from undercurrent.adapters.hf.capture import DEFAULT_MAX_TAP_BYTES, HFCapture
 from undercurrent.adapters.hf.model import LoadedModel
@@ -21,7 +21,7 @@ from undercurrent.adapters.hf.running import Mailbox, Running
 from undercurrent.adapters.hf.sampling import check_sampling
 from undercurrent.adapters.hf.service import Parts, Service
 from undercurrent.capture.ring import Ring
-from undercurrent.errors import BadRequestError, CaptureError, ConfigError, EngineDeadError
+from undercurrent.errors import CaptureError, ConfigError, EngineDeadError
 from undercurrent.spec import ExtractionPoint
 
 _CLOSE_S = 20.0
@@ -155,30 +155,15 @@ class HFEngine:
             EngineDeadError: the engine is gone.
         """
         loaded = self._alive().loaded
-        if (request.prompt is None) == (request.prompt_token_ids is None):
-            raise BadRequestError("exactly one of a prompt and prompt token ids is needed")
-        token_ids = request.prompt_token_ids
-        if token_ids is None:
-            # In a thread: a long prompt takes the tokenizer a while, and this loop has other things to do meanwhile.
-            token_ids = await asyncio.to_thread(loaded.encode, request.prompt or "")
-        if not token_ids:
-            raise BadRequestError("the prompt has no tokens")
-        if min(token_ids) < 0 or max(token_ids) >= loaded.vocab_size:
-            raise BadRequestError(f"a prompt token id is outside 0 to {loaded.vocab_size - 1}")
+        checked = await checked_request(
+            request,
+            loaded.encode,
+            vocab_size=loaded.vocab_size,
+            max_model_len=loaded.max_model_len,
+            points=self._points,
+        )
         check_sampling(request.sampling, loaded.vocab_size)
-        wanted = request.sampling.max_tokens or 1
-        if len(token_ids) + wanted > loaded.max_model_len:
-            raise BadRequestError(
-                f"{len(token_ids)} prompt tokens and {wanted} to generate are more than the model's "
-                f"{loaded.max_model_len}"
-            )
-        names = {point.name for point in self._points}
-        missing = sorted(set(request.capture.points) - names) if request.capture else []
-        if missing:
-            raise BadRequestError(f"unknown extraction points: {', '.join(missing)}")
-        if request.lora is not None:
-            raise BadRequestError(f"LoRA adapter {request.lora!r:.80}: an engine of the kind hf has no adapters")
-        return dataclasses.replace(request, prompt=None, prompt_token_ids=tuple(token_ids))
+        return checked
 
     async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
         """Generate. Every child ends with exactly one delta that has a `finish_reason`. Closing it stops the request.

@@ -16,19 +16,18 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from undercurrent.adapters.base import CaptureOrder, EngineDelta, EngineInfo, EngineRequest
+from undercurrent.adapters.base import EngineDelta, EngineInfo, EngineRequest
+from undercurrent.adapters.checks import checked_request
 from undercurrent.adapters.fingerprint import model_fingerprint
+from undercurrent.adapters.vllm.params import sampling_params
 from undercurrent.adapters.vllm.priority import NICE_ON_CPU, lower
-from undercurrent.adapters.vllm.settings import CONFIG_KEY, DEFAULT_MAX_TAP_BYTES, CaptureSettings, additional_config
+from undercurrent.adapters.vllm.settings import DEFAULT_MAX_TAP_BYTES, CaptureSettings, additional_config
 from undercurrent.adapters.vllm.version_check import check_vllm_version
-from undercurrent.capture.points import Order
 from undercurrent.capture.ring import Ring
 from undercurrent.errors import BadRequestError, CaptureError, ConfigError, EngineDeadError, EngineError
-from undercurrent.protocol.messages import Sampling
 from undercurrent.spec import ExtractionPoint, ProbeSpec, probe_spec_to_dict
 
 if TYPE_CHECKING:
-    from vllm import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
 
 logger = logging.getLogger(__name__)
@@ -244,62 +243,20 @@ class VLLMEngine:
             EngineDeadError: the engine is gone.
         """
         llm = self._alive()
-        if (request.prompt is None) == (request.prompt_token_ids is None):
-            raise BadRequestError("exactly one of a prompt and prompt token ids is needed")
-        token_ids = await _token_ids(llm, request)
-        vocab = llm.model_config.get_vocab_size()
-        if not token_ids:
-            raise BadRequestError("the prompt has no tokens")
-        if min(token_ids) < 0 or max(token_ids) >= vocab:
-            raise BadRequestError(f"a prompt token id is outside 0 to {vocab - 1}")
-        most = self.info.max_model_len
-        wanted = request.sampling.max_tokens or 1
-        if len(token_ids) + wanted > most:
-            raise BadRequestError(
-                f"{len(token_ids)} prompt tokens and {wanted} to generate are more than the model's {most}"
-            )
-        self._check_capture(request)
-        self._params(request)
+        checked = await checked_request(
+            request,
+            llm.get_tokenizer().encode,
+            vocab_size=llm.model_config.get_vocab_size(),
+            max_model_len=self.info.max_model_len,
+            points=self._points,
+        )
+        sampling_params(request)
         if request.sampling.seed is not None and request.sampling.temperature != 0 and self._seeds_are_fatal:
             raise BadRequestError(
                 "a sampling seed stops vLLM on a CPU when a prefill is chunked: "
                 "leave it out, set temperature 0, or start the engine with enable_chunked_prefill: false"
             )
-        return dataclasses.replace(request, prompt=None, prompt_token_ids=token_ids)
-
-    def _check_capture(self, request: EngineRequest) -> None:
-        names = {point.name for point in self._points}
-        missing = sorted(set(request.capture.points) - names) if request.capture else []
-        if missing:
-            raise BadRequestError(f"unknown extraction points: {', '.join(missing)}")
-        if request.lora is not None:
-            raise BadRequestError("this engine has no LoRA adapters")
-
-    def _params(self, request: EngineRequest) -> SamplingParams:
-        from vllm import SamplingParams
-        from vllm.exceptions import VLLMClientError
-        from vllm.sampling_params import RequestOutputKind
-
-        sampling = request.sampling
-        given = {
-            field.name: getattr(sampling, field.name)
-            for field in dataclasses.fields(Sampling)
-            if getattr(sampling, field.name) not in {None, ()}
-        }
-        for name in ("stop", "stop_token_ids"):
-            if name in given:
-                given[name] = list(given[name])
-        if request.capture is not None and request.capture.points:
-            order = _order(request.engine_id, request.capture, sampling.n)
-            given["extra_args"] = {CONFIG_KEY: order.to_json()}
-        try:
-            return SamplingParams(
-                **given,
-                output_kind=RequestOutputKind.DELTA,
-                skip_reading_prefix_cache=request.skip_prefix_cache or None,
-            )
-        except (VLLMClientError, ValueError, TypeError) as exc:
-            raise BadRequestError(f"bad sampling parameters: {exc}") from exc
+        return checked
 
     async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
         """Generate. Every child ends with exactly one delta that has a `finish_reason`.
@@ -315,7 +272,7 @@ class VLLMEngine:
         from vllm.v1.engine.exceptions import EngineGenerateError
 
         llm = self._alive()
-        params = self._params(request)
+        params = sampling_params(request)
         token_ids = await _token_ids(llm, request)
         prompt = tokens_input(prompt_token_ids=list(token_ids))
         try:
@@ -408,15 +365,3 @@ async def _token_ids(llm: AsyncLLM, request: EngineRequest) -> tuple[int, ...]:
 def _finish_reason(reason: str | None) -> str | None:
     """Return vLLM's reason as the contract has it: an internal error is an end that nobody asked for, no completion."""
     return "abort" if reason == "error" else reason
-
-
-def _order(engine_id: str, capture: CaptureOrder, n: int) -> Order:
-    return Order(
-        request_id=capture.request_id,
-        attempt=capture.attempt,
-        points=capture.points,
-        partition=capture.partition,
-        tenant=capture.tenant,
-        n=n,
-        engine_id=engine_id,
-    )

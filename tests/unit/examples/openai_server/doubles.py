@@ -19,7 +19,7 @@ from examples.openai_server.generation import Service
 from examples.openai_server.scores import Reporter
 from undercurrent.adapters.base import EngineInfo
 from undercurrent.adapters.embedded import GenerationChunk
-from undercurrent.adapters.routing import PointSignal
+from undercurrent.adapters.route import PointSignal
 from undercurrent.core import (
     Probe,
     ProbeAction,
