@@ -47,6 +47,7 @@ from undercurrent.kafka.subscriber import GroupSubscriber
 from undercurrent.protocol.guards import GuardBook
 from undercurrent.protocol.messages import EngineStarted
 from undercurrent.protocol.worker import WorkerCore
+from undercurrent.service.config import naming
 from undercurrent.service.health import HealthServer, Heartbeat
 from undercurrent.service.logging import LogFormat, setup_logging
 from undercurrent.service.metrics import EngineMetrics, PublisherMetrics
@@ -330,7 +331,8 @@ def serve(
     Raises:
         ProbingError: it cannot start.
     """
-    config = worker_config(read_sections(path), path.parent, bootstrap_servers, engine)
+    with naming(path):
+        config = worker_config(read_sections(path), path.parent, bootstrap_servers, engine)
     stop = StopRequest().install()
     setup_logging(log_format or config.own.logging.format, config.own.logging.level, service="engine")
     reachable(config.kafka)

@@ -204,7 +204,7 @@ def worker_config(
         ConfigError: a key is unknown or wrong.
         SpecError: the points cannot be read, or a pipeline cannot honour them.
     """
-    own = validated(WorkerSections, {k: v for k, v in sections.items() if k not in _SHARED}, "")
+    own = validated(WorkerSections, {k: v for k, v in sections.items() if k not in _SHARED}, "", _SHARED)
     if engine is not None:
         own = own.model_copy(update={"engine": own.engine.model_copy(update={"kind": engine})})
     own = own.model_copy(update={"engine": _with_model(own.engine, folder)})

@@ -29,6 +29,7 @@ from undercurrent.kafka.publisher import Publisher
 from undercurrent.kafka.subscriber import GroupSubscriber, RebalanceHandler
 from undercurrent.kafka.transactions import TransactionalWriter
 from undercurrent.protocol.host import ProbeHost
+from undercurrent.service.config import naming
 from undercurrent.service.health import HealthServer
 from undercurrent.service.logging import LogFormat, setup_logging
 from undercurrent.service.processes import StopRequest
@@ -130,7 +131,8 @@ def read_config(path: Path, bootstrap_servers: str | None = None, probes: Path |
         SpecError: the points cannot be read.
         ProbeError: a probe does not load.
     """
-    return host_config(read_sections(path), path.parent, bootstrap_servers=bootstrap_servers, probes=probes)
+    with naming(path):
+        return host_config(read_sections(path), path.parent, bootstrap_servers=bootstrap_servers, probes=probes)
 
 
 def serve(path: Path, bootstrap_servers: str | None = None, log_format: LogFormat | None = None) -> None:

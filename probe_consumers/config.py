@@ -130,7 +130,7 @@ def host_config(
         kafka=connection(sections, bootstrap_servers),
         plan=plan,
         bounds=tuple(Bound(binding, load_binding(binding, base=base)) for binding in bindings),
-        host=validated(HostSections, own, ""),
+        host=validated(HostSections, own, "", _SHARED),
     )
 
 

@@ -245,7 +245,7 @@ def _check_sections(result: Checked, app: App | None, read: Sourced) -> None:
             result.errors.append(f"{result.path}: {unknown[0]}: unknown key; accepted here: {_accepted()}")
         return
     result.kind = app.name
-    own = result.attempt(lambda: validated(load(app.model), _own(app, sections)))
+    own = result.attempt(lambda: validated(load(app.model), _own(app, sections), beside=(*SHARED, *app.also)))
     checked = result.attempt(lambda: load(app.check)(sections, folder))
     if checked is not None:
         own = getattr(checked, app.own)

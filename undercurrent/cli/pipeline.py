@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -109,13 +109,13 @@ def topic_plan(sections: Mapping[str, Any], folder: Path) -> TopicPlan:
         raise ConfigError(f"topics: {exc}") from exc
 
 
-def validated(model: type[Settings], section: Mapping[str, Any], name: str) -> Settings:
-    """Return a section as its model.
+def validated(model: type[Settings], section: Mapping[str, Any], name: str, beside: Collection[str] = ()) -> Settings:
+    """Return a section as its model; `beside` are keys that stand beside its own and are read elsewhere.
 
     Raises:
         ConfigError: naming the section, the key and what is wrong with it.
     """
-    return service_config.validated(model, section, name=name)
+    return service_config.validated(model, section, name=name, beside=beside)
 
 
 def _mapping(sections: Mapping[str, Any], name: str) -> dict[str, Any]:

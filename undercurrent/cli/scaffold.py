@@ -130,7 +130,7 @@ class LoudTokens(Probe):
         self.mean = 0.0
         self.loudest = 0.0
 
-    def on_activation(self, record: ActivationRecord) -> ProbeSignal | None:
+    def on_activation(self, record: ActivationRecord) -> ProbeSignal:
         """Compare one token with those before it."""
         norm = float(np.linalg.norm(np.asarray(record.tensor, np.float32)))
         if not np.isfinite(norm):
@@ -139,9 +139,8 @@ class LoudTokens(Probe):
         self.tokens += 1
         self.mean += (norm - self.mean) / self.tokens
         self.loudest = max(self.loudest, ratio)
-        if ratio < self.factor:
-            return None
-        return ProbeSignal("flag", token_pos=record.token_pos, layer=record.layer, score=ratio)
+        action = "continue" if ratio < self.factor else "flag"
+        return ProbeSignal(action, token_pos=record.token_pos, layer=record.layer, score=ratio)
 
     def on_end(self, ctx: RequestContext) -> ProbeResult:
         """Say how loud it became."""

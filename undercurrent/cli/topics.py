@@ -57,11 +57,14 @@ def apply(
     mended = TopicAdmin(interactive(connection(sections, bootstrap_servers))).apply(planned)
     for difference in mended:
         if difference.kind is DifferenceKind.MISSING:
-            sys.stdout.write(f"{difference.topic}: created with {difference.planned} partitions\n")
+            count = f"{difference.planned} partition{'' if str(difference.planned) == '1' else 's'}"
+            sys.stdout.write(f"{difference.topic}: created with {count}\n")
         else:
             sys.stdout.write(f"{difference.topic}: {difference.key} set to {difference.planned}\n")
     as_planned = len(planned.topics()) - len({difference.topic for difference in mended})
-    sys.stdout.write(f"{as_planned} of {len(planned.topics())} topics were as planned\n")
+    changed = len(planned.topics()) - as_planned
+    before = f"{as_planned} of {len(planned.topics())} topics were as planned"
+    sys.stdout.write(f"{before}; {changed} created or mended\n" if changed else f"{before}\n")
 
 
 @app.command("list")

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin
@@ -65,7 +66,29 @@ def read_sections(
     return read_sourced(path, environment, top_level).sections
 
 
-def validated(model: type[Model], section: Mapping[str, Any], path: Path | None = None, *, name: str = "") -> Model:
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have errors of a configuration that name no file name this one.
+
+    Raises:
+        ConfigError: as raised inside, with the file before it.
+    """
+    try:
+        yield
+    except ConfigError as exc:
+        if str(path) in str(exc):
+            raise
+        raise ConfigError(f"{path}: {exc}") from exc
+
+
+def validated(
+    model: type[Model],
+    section: Mapping[str, Any],
+    path: Path | None = None,
+    *,
+    name: str = "",
+    beside: Collection[str] = (),
+) -> Model:
     """Return a mapping as its model.
 
     Args:
@@ -73,6 +96,7 @@ def validated(model: type[Model], section: Mapping[str, Any], path: Path | None 
         section: keys and values.
         path: the file that errors name.
         name: the section's own key path.
+        beside: keys that stand beside the model's own and are read elsewhere.
 
     Raises:
         ConfigError: naming the file, the key's path, what is wrong, and for an unknown key what is accepted.
@@ -81,7 +105,7 @@ def validated(model: type[Model], section: Mapping[str, Any], path: Path | None 
     try:
         return model.model_validate(dict(section))
     except ValidationError as exc:
-        lines = [_line(model, error, name) for error in exc.errors(include_url=False, include_input=False)]
+        lines = [_line(model, error, name, beside) for error in exc.errors(include_url=False, include_input=False)]
         raise ConfigError(prefix + "; ".join(lines)) from exc
     except ConfigError as exc:
         raise ConfigError(f"{prefix}{name + ': ' if name else ''}{exc}") from exc
@@ -105,12 +129,17 @@ def shown(value: Any) -> Any:  # noqa: ANN401 - whatever a model dumps to
     return value
 
 
-def _line(model: type[BaseModel], error: Any, name: str) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
+def _line(
+    model: type[BaseModel],
+    error: Any,  # noqa: ANN401 - pydantic's ErrorDetails
+    name: str,
+    beside: Collection[str],
+) -> str:
     loc = tuple(str(part) for part in error["loc"])
     where = ".".join((*((name,) if name else ()), *loc)) or "top level"
     if error["type"] != "extra_forbidden":
         return f"{where}: {error['msg'].removeprefix('Value error, ')}"
-    accepted = sorted(_accepted(_at(model, loc[:-1]) or model))
+    accepted = sorted({*_accepted(_at(model, loc[:-1]) or model), *(beside if len(loc) == 1 else ())})
     close = difflib.get_close_matches(loc[-1], accepted, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"{where}: unknown key; accepted here: {', '.join(accepted)}{hint}"

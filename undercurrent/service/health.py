@@ -82,7 +82,8 @@ class HealthServer:
         try:
             self._server = ThreadingHTTPServer((host, port), self._handler())
         except OSError as exc:
-            raise ConfigError(f"metrics: {host}:{port} cannot be served: {exc}") from exc
+            why = f"{host}:{port} cannot be served: {exc.strerror or exc}"
+            raise ConfigError(f"metrics: {why}; set metrics.port to another, 0 for any free one") from exc
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="health", daemon=True)
 

@@ -206,11 +206,7 @@ def the_readme_script(models, *, guarded):
     text = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
     start = text.index("    from undercurrent.adapters.vllm import VLLMEngineAdapter")
     code = textwrap.dedent(text[start : text.index("\nAn `inline` point", start)])
-    for before, after in (
-        ("path/to/model", str(models["llama"])),
-        ("layers=[12]", "layers=[2]"),
-        ("max_model_len=4096", "max_model_len=256"),
-    ):
+    for before, after in (('"path/to/model"', f'"{models["llama"]}"'),):
         assert before in code
         code = code.replace(before, after)
     return code if guarded else code.replace('__name__ == "__main__"', "True")

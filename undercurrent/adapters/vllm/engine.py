@@ -16,6 +16,8 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from undercurrent.adapters.base import EngineDelta, EngineInfo, EngineRequest
 from undercurrent.adapters.checks import checked_request
 from undercurrent.adapters.fingerprint import model_fingerprint
@@ -191,7 +193,7 @@ class VLLMEngine:
         try:
             config = AsyncEngineArgs(**values).create_engine_config()
         except ValueError as exc:
-            raise ConfigError(f"vLLM refuses its arguments: {exc}") from exc
+            raise ConfigError(f"vLLM refuses its arguments: {_reason(exc)}") from exc
         if self._captures:
             compat.check_supported(config, v2_runner=config.use_v2_model_runner)
             # The worker checks the same; here it is said before a process has started.
@@ -360,6 +362,13 @@ async def _token_ids(llm: AsyncLLM, request: EngineRequest) -> tuple[int, ...]:
         return request.prompt_token_ids
     # In a thread: a long prompt takes the tokenizer a while, and this loop has other things to do meanwhile.
     return tuple(await asyncio.to_thread(llm.get_tokenizer().encode, request.prompt))
+
+
+def _reason(error: ValueError) -> str:
+    """Return what vLLM's own checks say, without the frame that pydantic puts around it."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    return "; ".join(str(one["msg"]).removeprefix("Value error, ") for one in error.errors(include_url=False))
 
 
 def _finish_reason(reason: str | None) -> str | None:

@@ -87,8 +87,8 @@ def test_the_first_probe_judges(deployment: Path) -> None:
         return ActivationRecord("r1", "residual", 4, position, TensorType.RESIDUAL_STREAM, row, True)
 
     signals = [probe.on_activation(record(n, value)) for n, value in enumerate((1.0, 1.0, 1.0, 20.0, 1.0))]
-    assert [signal and (signal.action, signal.token_pos) for signal in signals] == [
-        None, None, None, ("flag", 3), None,
+    assert [(signal.action, signal.token_pos) for signal in signals] == [
+        ("continue", 0), ("continue", 1), ("continue", 2), ("flag", 3), ("continue", 4),
     ]  # fmt: skip
     result = probe.on_end(RequestContext("r1"))
     assert (result.verdict, result.metadata["tokens"]) == ("loud", 5)
