@@ -128,7 +128,7 @@ class BackgroundLoop:
             self._stopped = True
             left = list(self._open)
         for future in left:
-            future.cancel()
+            _give_up(future)
 
     async def _wind_up(self) -> None:
         tasks = list(self._tasks.values())
@@ -151,8 +151,10 @@ class BackgroundLoop:
     def _ended(self, future: Future[Any], task: asyncio.Task[Any]) -> None:
         del self._tasks[future]
         self._open.discard(future)
+        if future.done():
+            return
         if task.cancelled():
-            future.cancel()
+            _give_up(future)
             return
         error = task.exception()
         if not future.set_running_or_notify_cancel():
@@ -161,6 +163,12 @@ class BackgroundLoop:
             future.set_exception(error)
         else:
             future.set_result(task.result())
+
+
+def _give_up(future: Future[Any]) -> None:
+    """End a future that nothing will answer; whoever waits for it hears of it at once."""
+    if not future.done() and future.cancel():
+        future.set_running_or_notify_cancel()
 
 
 def result_of(future: Future[T], timeout_s: float | None = None) -> T:
@@ -209,7 +217,16 @@ async def to_the_end(function: Callable[..., T], *args: Any) -> T:  # noqa: ANN4
     return running.result()
 
 
+_inside = threading.local()
+
+
+def calls_probes() -> bool:
+    """Whether this thread is in the middle of `in_thread`: in a probe's start or end, or in a listener."""
+    return getattr(_inside, "depth", 0) > 0
+
+
 def _contained(function: Callable[..., T], *args: Any) -> T:  # noqa: ANN401 - the function's own
+    _inside.depth = getattr(_inside, "depth", 0) + 1
     try:
         return function(*args)
     except Exception:

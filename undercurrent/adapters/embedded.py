@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from undercurrent.adapters.arguments import check_prompt, check_request_id, sampling_of
-from undercurrent.adapters.background import result_of, to_the_end
+from undercurrent.adapters.background import calls_probes, result_of, to_the_end
 from undercurrent.adapters.base import (
     CaptureOrder,
     EngineAdapter,
@@ -154,12 +154,17 @@ class EmbeddedAdapter(EngineAdapter):
         """Stop the engine; requests that run end with `EngineDeadError`, and their probes are ended. Twice is once.
 
         Raises:
-            VLLMAdapterLimitationError: a probe asks for it while it judges a record.
+            VLLMAdapterLimitationError: a probe or a listener asks for it.
+            EngineDeadError: the engine does not stop; its processes may be left.
         """
         with self._lock:
             session = self._session
             if session is not None:
                 session.refuse_probes("shutdown")
+                if calls_probes():
+                    raise VLLMAdapterLimitationError(
+                        "shutdown from a probe or a listener would wait for itself for ever"
+                    )
                 self._session = None
         if session is not None:
             session.close()

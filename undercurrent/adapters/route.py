@@ -31,13 +31,17 @@ def capture_of(point: ExtractionPoint) -> ExtractionPoint:
     What only the driver can know stays with it: which row is the last one, which token ends the capture, and how the
     probe is run.
     """
-    until = UntilPolicy() if point.until.kind is UntilKind.STOP_TOKEN else point.until
-    position = parse_position("generated[*]") if point.needs_final_length else point.position
+    by_token = point.until.kind is UntilKind.STOP_TOKEN
+    # An offset may lead from the first generated tokens back into the prompt.
+    late = parse_position("*" if point.position.offset < 0 else "generated[*]")
+    position = late if point.needs_final_length else point.position
     wanted = replace(
         point,
         name="capture",
         position=position,
-        until=until,
+        # A token that is skipped may be the one that ends it.
+        stride=1 if by_token else point.stride,
+        until=UntilPolicy() if by_token else point.until,
         probe_type=None,
         probe_kind=ProbeKind.TRAJECTORY,
         execution_mode=ExecutionMode.ASYNC,
@@ -64,6 +68,11 @@ class PointSignal:
     extraction_point_name: str
     signal: ProbeSignal
 
+    @property
+    def place(self) -> tuple[str, str, int | None, int | None]:
+        """Point, action, position and layer: what tells two signals apart, whatever a probe put into them."""
+        return self.extraction_point_name, self.signal.action, self.signal.token_pos, self.signal.layer
+
 
 @dataclass(slots=True)
 class _Feed:
@@ -78,6 +87,12 @@ class _Feed:
     def of(cls, point: ExtractionPoint, stop_token: int | None) -> _Feed:
         rows = -point.position.index - min(0, point.position.offset) if point.needs_final_length else 0
         return cls(point, stop_token, deque(maxlen=rows) if rows else None)
+
+    def skips(self, position: int, prompt_len: int) -> bool:
+        """Whether a position lies between the steps of a stride that the capture leaves to us."""
+        if self.stop_token is None or self.point.stride == 1:
+            return False
+        return (position - self.point.position.bounds(prompt_len)[0]) % self.point.stride != 0
 
 
 class Route:
@@ -184,7 +199,7 @@ class Route:
                     continue
                 if feed.kept is not None:
                     feed.kept.append((position, row, at))
-                else:
+                elif not feed.skips(position, stream.opened.prompt_len):
                     self._send(stream, feed, position, row, at)
                 feed.ended = token_id == feed.stop_token
 
@@ -199,7 +214,7 @@ class Route:
             if signal is None:
                 continue
             said = PointSignal(name, located(signal, record))
-            if self.collect and said != self.stopped_by:
+            if self.collect and (self.stopped_by is None or said.place != self.stopped_by.place):
                 self._signals.append(said)
             if signal.action is ProbeAction.ABORT and self.stopped_by is None:
                 self.stopped_by = said

@@ -18,12 +18,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakSet
 
-import ml_dtypes
 import numpy as np
 
 from undercurrent.adapters.route import Route, Stream
 from undercurrent.capture.frames import Close, Content, Drop, Fault, Open, Step, decode
 from undercurrent.capture.ring import RingReader
+from undercurrent.codec.tensors import dtype_of
 from undercurrent.core import ProbeSignal
 from undercurrent.errors import CaptureError, ProbingError, RingError
 from undercurrent.router import Router
@@ -38,8 +38,7 @@ Rows = Callable[[memoryview, str, int], Sequence[Any]]
 
 def numpy_rows(data: memoryview, dtype: str, width: int) -> Sequence[Any]:
     """Return the vectors of some rows as NumPy arrays."""
-    element = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
-    return list(np.frombuffer(data, element).astype(np.float32).reshape(-1, width))
+    return list(np.frombuffer(data, dtype_of(dtype)).astype(np.float32).reshape(-1, width))
 
 
 def torch_rows(data: memoryview, dtype: str, width: int) -> Sequence[Any]:

@@ -66,6 +66,8 @@ class Session:
             return
         try:
             self.background.call(self._close(), timeout_s=_CLOSE_S)
+        except TimeoutError as exc:
+            raise EngineDeadError(f"the engine did not stop within {_CLOSE_S:.0f} s") from exc
         finally:
             self._ending = True
             self._wake.set()

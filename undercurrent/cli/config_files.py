@@ -272,7 +272,8 @@ def _leaves(values: Mapping[str, Any], names: Names) -> Iterator[tuple[Names, An
 
 def _setting(names: Names, value: Any, read: Sourced) -> Setting:  # noqa: ANN401 - any value
     source = next((read.sources[known] for known in _spellings(names) if known in read.sources), DEFAULT)
-    hidden = value is not None and (source.secret or any(is_secret(name) for name in names))
+    secret = any(known[: len(names)] == names and origin.secret for known, origin in read.sources.items())
+    hidden = value is not None and (source.secret or secret or any(is_secret(name) for name in names))
     plain = MASK if hidden else shown(value)
     try:
         json.dumps(plain, allow_nan=False)

@@ -52,7 +52,8 @@ def validate(
         _report_spec(path, spec, json_lines)
     if probes is not None:
         # Where a spec is wrong nobody knows its points.
-        code = _check_probes(probes, points if complete else None, json_lines) or code
+        found = _check_probes(probes, points if complete else None, json_lines)
+        code = code or found
     return code
 
 

@@ -128,7 +128,8 @@ class Binding(ABC):
         """Return the probe's own result, or one of verdict `error` where it gives none."""
         try:
             result = self._wiring.probe.on_end(self._wiring.ctx)
-        except Exception as exc:  # a probe may raise anything: its request still ends
+        # A probe may raise anything: its request still ends, and so do the others.
+        except (Exception, SystemExit) as exc:
             _log.warning("request %s, point %r: on_end raised", self.request_id, self.name, exc_info=exc)
             return self._error_result(f"on_end raised {describe(exc)}")
         if not isinstance(result, ProbeResult):

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from undercurrent.core import ProbeRegistry, ProbeResult, ProbeSignal, RequestContext
+from undercurrent.errors import RouterError
 from undercurrent.router.binding import Deadline
 from undercurrent.router.checks import check_count, check_request, checked_points, overflow, seconds
 from undercurrent.router.circuit import Circuits
@@ -65,7 +66,7 @@ class Router:
     alone for good: it alone never hears `on_end`.
 
     Probes, sinks and listeners may use the router, but a probe or sink must not end the request that it belongs to.
-    Every method may be called from any thread. After `shutdown` each of them but `shutdown` raises.
+    Every method may be called from any thread. After `shutdown` no request and no record is taken any more.
 
     Args:
         probe_registry: knows the probes that points name.
@@ -97,6 +98,11 @@ class Router:
         check_count("default_queue_depth", default_queue_depth)
         if circuit_breaker_threshold is not None:
             check_count("circuit_breaker_threshold", circuit_breaker_threshold)
+        if not isinstance(probe_registry, ProbeRegistry):
+            raise RouterError(f"probe_registry is {type(probe_registry).__name__}; accepted: a ProbeRegistry")
+        if not isinstance(default_intervention_policy, InterventionPolicy | None):
+            kind = type(default_intervention_policy).__name__
+            raise RouterError(f"default_intervention_policy is {kind}; accepted: an InterventionPolicy, or None")
         self._drain_timeout_s = seconds("drain_timeout", drain_timeout)
         self._reporter = Reporter()
         self._pools = (WorkerPool(size, "undercurrent-async"), WorkerPool(size, "undercurrent-answer"))

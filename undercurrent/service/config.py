@@ -32,7 +32,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 MASK = "********"
 
-_SECRET = re.compile(r"password|secret|token(?!s|_ids|iz)|credential|\.pem$|jaas", re.IGNORECASE)
+_SECRET = re.compile(r"password|secret|api_?key|token(?!s|_ids|iz)|credential|\.pem$|jaas", re.IGNORECASE)
 
 
 def load(model: type[Model], path: Path | None, environment: Mapping[str, str]) -> Model:

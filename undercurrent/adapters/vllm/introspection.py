@@ -49,11 +49,6 @@ class StepBatchMetadata:
         if any(n < 0 for n in (*self.num_scheduled_tokens, *self.num_computed_tokens_before_step)):
             raise VLLMIntrospectionError("a step with a negative number of rows or positions")
 
-    @property
-    def total_rows(self) -> int:
-        """Rows of the step."""
-        return sum(self.num_scheduled_tokens)
-
 
 def check_introspection_compatible(model_runner: Any) -> None:  # noqa: ANN401 - vLLM's model runner
     """Refuse a model runner that does not look like the one this version was made for.

@@ -15,8 +15,8 @@ from typing import Any
 
 from vllm.config import VllmConfig
 
+from undercurrent.adapters.model_map import ModelMap
 from undercurrent.adapters.vllm import compat
-from undercurrent.adapters.vllm.model_map import ModelMap
 from undercurrent.adapters.vllm.orphan import end_with
 from undercurrent.adapters.vllm.selfcheck import self_check
 from undercurrent.adapters.vllm.settings import CONFIG_KEY, CaptureSettings, settings_of

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from undercurrent.adapters.vllm.model_map import ModelMap
+from undercurrent.adapters.model_map import ModelMap
 from undercurrent.adapters.vllm.tap import FIRST, SUM, WHOLE, TapSet
 from undercurrent.errors import CaptureError
 

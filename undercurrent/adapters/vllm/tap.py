@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from undercurrent.adapters.vllm.model_map import ModelMap
+from undercurrent.adapters.model_map import ModelMap
 from undercurrent.capture.points import TapGroup
 from undercurrent.errors import CaptureError
 

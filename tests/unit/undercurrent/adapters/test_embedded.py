@@ -166,6 +166,8 @@ def test_numpy_rows_are_given_where_they_are_asked_for(router):
         ("generated[-1]", [12]),
         ("generated[-2]", [11]),
         ("generated[-2]+1", [12]),
+        ("generated[-1]-1", [11]),
+        ("generated[-1]-6", [6]),
         (3, [3]),
     ],
 )
@@ -177,6 +179,12 @@ def test_positions_are_what_the_selector_says(adapter, router, position, wanted)
 def test_the_last_token_of_a_request_that_computed_none_has_no_record(adapter, router):
     run(adapter, router, "one", a_point(position="generated[-1]"), tokens=1)
     assert positions(router, "one") == []
+
+
+def test_a_stop_token_that_a_stride_skips_ends_its_point_all_the_same(adapter, router):
+    until = UntilPolicy("stop_token", stop_token=ord(generated_text("sd", 12)[3]))
+    run(adapter, router, "sd", a_point(until=until, stride=2), tokens=12)
+    assert [place for place, _ in positions(router, "sd")] == [8, 10]
 
 
 @pytest.mark.parametrize("by_text", [True, False])
@@ -397,6 +405,36 @@ def test_sampling_parameters_are_known_by_name():
         sampling_of({"max_token": 1})
     with pytest.raises(BadRequestError, match="n is 1"):
         sampling_of({"n": 2})
+
+
+def test_signals_that_hold_arrays_do_not_trouble_a_stream_that_they_stop(adapter):
+    class Arrays(Keeper):
+        def on_activation(self, record):
+            return ProbeSignal(ProbeAction.ABORT, {"row": np.asarray(record.tensor)})
+
+    registry = ProbeRegistry()
+    registry.register("arrays", Arrays)
+    with Router(registry) as other:
+        chunks = chunks_of(adapter, other, "arr", a_point(probe_type="arrays", layers=(0, 1)), max_tokens=3000)
+    assert chunks[-1].finish_reason == "abort"
+
+
+def test_a_shutdown_from_a_listener_is_refused():
+    errors = []
+
+    def end(_request_id, _results):
+        try:
+            made.shutdown()
+        except VLLMAdapterLimitationError as exc:
+            errors.append(str(exc))
+
+    registry = ProbeRegistry()
+    registry.register("keep", Keeper)
+    with Adapter() as made, Router(registry) as other:
+        other.on_request_end(end)
+        made.load_model("fake")
+        run(made, other, "sl", a_point())
+    assert errors == ["shutdown from a probe or a listener would wait for itself for ever"]
 
 
 def test_one_adapter_serves_one_model(adapter):

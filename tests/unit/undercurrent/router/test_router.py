@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from tests.unit.undercurrent.router.router_doubles import Gate, blocking, point, queued, record
-from undercurrent.core import Probe, ProbeAction, ProbeResult, ProbeSignal, RequestContext
+from undercurrent.core import Probe, ProbeAction, ProbeRegistry, ProbeResult, ProbeSignal, RequestContext
 from undercurrent.errors import ProbeNotFoundError, RouterError
 from undercurrent.router import MetricsSnapshot, OverflowPolicy, Router
 from undercurrent.spec import InterventionPolicy, Overflow, parse_dict
@@ -461,3 +461,15 @@ def test_a_result_or_signal_without_metadata_does_no_harm(world):
         error = router.route(record(1))
         result = router.end_request("r1")["mid"]
     assert (result.verdict, result.signal_history, result.metadata) == ("bare", [error], {"router_errors": 1})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"probe_registry": {}}, "probe_registry is dict; accepted: a ProbeRegistry"),
+        ({"default_intervention_policy": "reject"}, "default_intervention_policy is str"),
+    ],
+)
+def test_a_wrong_argument_is_named(arguments, says):
+    with pytest.raises(RouterError, match=says):
+        Router(**{"probe_registry": ProbeRegistry(), **arguments})

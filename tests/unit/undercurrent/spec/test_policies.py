@@ -41,23 +41,6 @@ def test_until_needs_its_own_value_and_no_other(arguments):
 
 
 @pytest.mark.parametrize(
-    ("rule", "token_id", "text", "stops"),
-    [
-        (UntilPolicy(), 7, "x", False),
-        (UntilPolicy("fixed_count", 7), 7, "x", False),
-        (UntilPolicy("stop_token", None, 7), 7, None, True),
-        (UntilPolicy("stop_token", None, 7), 8, "7", False),
-        (UntilPolicy("stop_token", None, 0), 0, None, True),
-        (UntilPolicy("stop_token", None, "\n"), 7, "\n", True),
-        (UntilPolicy("stop_token", None, "\n"), 7, None, False),
-        (UntilPolicy("stop_token", None, "7"), 7, "x", False),
-    ],
-)
-def test_stop_token_stops_at_its_token_alone(rule, token_id, text, stops):
-    assert rule.stops_at(token_id, text) is stops
-
-
-@pytest.mark.parametrize(
     ("value", "rule"),
     [
         (UntilPolicy("fixed_count", 2), UntilPolicy("fixed_count", 2)),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from undercurrent.adapters.vllm.model_map import ModelMap
+from undercurrent.adapters.model_map import ModelMap
 from undercurrent.adapters.vllm.selfcheck import self_check
 from undercurrent.adapters.vllm.tap import TapSet
 from undercurrent.capture.points import TapGroup
