@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from undercurrent.capture.points import Order
 from undercurrent.protocol.messages import Sampling
 from undercurrent.spec import ExtractionPoint
 
@@ -31,6 +32,23 @@ class CaptureOrder:
     points: tuple[str, ...]
     partition: int
     tenant: str | None = None
+
+    def as_order(self, *, engine_id: str = "", n: int = 1) -> Order:
+        """Return it as the capture side reads it.
+
+        Args:
+            engine_id: id that the engine is given for all children of the request.
+            n: children of the request.
+        """
+        return Order(
+            request_id=self.request_id,
+            attempt=self.attempt,
+            points=self.points,
+            partition=self.partition,
+            tenant=self.tenant,
+            n=n,
+            engine_id=engine_id,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from undercurrent.adapters.base import EngineDelta, EngineInfo, EngineRequest
 from undercurrent.capture.plan import Batch
-from undercurrent.capture.points import CapturePoint, Order, TapGroup
+from undercurrent.capture.points import CapturePoint, TapGroup
 from undercurrent.capture.ring import Ring
 from undercurrent.capture.tracker import Tracker
 from undercurrent.errors import BadRequestError, ConfigError, EngineDeadError
@@ -244,13 +244,7 @@ class FakeEngine:
             self._batch.append(child)
             capture = child.request.capture
             if self._tracker is not None and capture is not None and child.reason is None:
-                order = Order(
-                    request_id=capture.request_id,
-                    attempt=capture.attempt,
-                    points=capture.points,
-                    partition=capture.partition,
-                    tenant=capture.tenant,
-                )
+                order = capture.as_order()
                 self._tracker.open(
                     child.engine_id, order, index=child.index, prompt_len=len(child.prompt), cached_prefix=0
                 )

@@ -16,7 +16,7 @@ from undercurrent.adapters.hf.hooks import HookSet
 from undercurrent.adapters.hf.model import LoadedModel
 from undercurrent.adapters.hf.running import Running
 from undercurrent.capture.plan import Batch
-from undercurrent.capture.points import CapturePoint, Order, TapGroup, tap_groups
+from undercurrent.capture.points import CapturePoint, TapGroup, tap_groups
 from undercurrent.capture.ring import Ring
 from undercurrent.capture.tracker import Tracker
 from undercurrent.errors import CaptureError
@@ -183,13 +183,7 @@ class HFCapture:
             missing = sorted(set(order.points) - self._known)
             if missing:
                 raise CaptureError(f"unknown extraction points: {', '.join(missing)}")
-            wanted = Order(
-                request_id=order.request_id,
-                attempt=order.attempt,
-                points=order.points,
-                partition=order.partition,
-                tenant=order.tenant,
-            )
+            wanted = order.as_order()
             self._tracker.open(child.id, wanted, index=child.index, prompt_len=len(child.prompt), cached_prefix=0)
             child.captured = True
         except CaptureError as exc:

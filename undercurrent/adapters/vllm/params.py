@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from undercurrent.adapters.base import CaptureOrder, EngineRequest
+from undercurrent.adapters.base import EngineRequest
 from undercurrent.adapters.vllm.settings import CONFIG_KEY
-from undercurrent.capture.points import Order
 from undercurrent.errors import BadRequestError
 from undercurrent.protocol.messages import Sampling
 
@@ -35,7 +34,7 @@ def sampling_params(request: EngineRequest) -> SamplingParams:
         if name in given:
             given[name] = list(given[name])
     if request.capture is not None and request.capture.points:
-        order = _order(request.engine_id, request.capture, sampling.n)
+        order = request.capture.as_order(engine_id=request.engine_id, n=sampling.n)
         given["extra_args"] = {CONFIG_KEY: order.to_json()}
     try:
         return SamplingParams(
@@ -45,15 +44,3 @@ def sampling_params(request: EngineRequest) -> SamplingParams:
         )
     except (VLLMClientError, ValueError, TypeError) as exc:
         raise BadRequestError(f"bad sampling parameters: {exc}") from exc
-
-
-def _order(engine_id: str, capture: CaptureOrder, n: int) -> Order:
-    return Order(
-        request_id=capture.request_id,
-        attempt=capture.attempt,
-        points=capture.points,
-        partition=capture.partition,
-        tenant=capture.tenant,
-        n=n,
-        engine_id=engine_id,
-    )
