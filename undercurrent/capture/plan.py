@@ -34,6 +34,8 @@ class Batch:
         computed: positions computed before this step, int32 [>= n].
         starts: first row of each slot, and the row after the last, int32 [>= n + 1].
         token_ids: input token id of each row, int32 [>= rows].
+        kept: per slot, how many of its first rows are real, int32 [>= n]; those after them belong to drafts that were
+            rejected. None where all are.
     """
 
     step: int
@@ -42,6 +44,7 @@ class Batch:
     computed: npt.NDArray[np.int32]
     starts: npt.NDArray[np.int32]
     token_ids: npt.NDArray[np.int32]
+    kept: npt.NDArray[np.int32] | None = None
     # The same memory as bytes: after a forward pass the caches hold none of our code, and to slice, compare and copy
     # bytes takes far less of it than NumPy's dispatch does.
     computed_bytes: memoryview = field(init=False)
@@ -256,6 +259,7 @@ def build_plan(
     requests: Mapping[str, Request],
     points: Sequence[CapturePoint],
     max_rows: Mapping[str, int],
+    kept: IntArray | None = None,
 ) -> Plan:
     """Return the plan of one step, and of those after it as long as it holds.
 
@@ -267,18 +271,19 @@ def build_plan(
         requests: those with an order, by engine id.
         points: all configured points.
         max_rows: per point, rows that one frame may have.
+        kept: per slot, how many of its first rows are real; None where all are.
     """
     gathers = {point.name: _Gather(point) for point in points}
     present: list[tuple[Request, int]] = []
     base: list[int] = []
-    steady = int(starts[-1] - starts[0]) == len(engine_ids)
+    steady = kept is None and int(starts[-1] - starts[0]) == len(engine_ids)
     valid_for = LOOKAHEAD if steady else 1
     for slot, engine_id in enumerate(engine_ids):
         request = requests.get(engine_id)
         if request is None:
             continue
         start, row = int(computed[slot]), int(starts[slot])
-        count = int(starts[slot + 1]) - row
+        count = int(starts[slot + 1]) - row if kept is None else int(kept[slot])
         present.append((request, count))
         base.append(start)
         low = max(start, request.done)

@@ -272,6 +272,7 @@ class Tracker:
         size = 4 * len(batch.engine_ids)
         if (
             plan is not None
+            and batch.kept is None
             and plan.steps < plan.valid_for
             and plan.rows == batch.rows
             and plan.expected == int.from_bytes(batch.computed_bytes[:size], sys.byteorder)
@@ -294,8 +295,14 @@ class Tracker:
         if starts[0] != 0 or starts[count] != batch.rows:
             raise CaptureError(f"a batch of {count} requests does not cover the {batch.rows} rows of its step")
         points = tuple(self._points.values())
-        computed = batch.computed[:count]
-        return build_plan(self._lanes, batch.engine_ids, computed, starts, self._requests, points, self._max_rows)
+        computed, kept = batch.computed[:count], None if batch.kept is None else batch.kept[:count]
+        self._check_kept(kept, starts)
+        return build_plan(self._lanes, batch.engine_ids, computed, starts, self._requests, points, self._max_rows, kept)
+
+    @staticmethod
+    def _check_kept(kept: npt.NDArray[np.int32] | None, starts: npt.NDArray[np.int32]) -> None:
+        if kept is not None and ((kept < 0) | (kept > np.diff(starts))).any():
+            raise CaptureError("a batch keeps more rows of a request than its step computed")
 
     def _advance(self, plan: Plan, batch: Batch) -> None:
         """Set the positions of a later step: one row a slot, whose position is what the slot had computed before."""

@@ -44,6 +44,14 @@ def jobs(draw):
     return out
 
 
+def draw_drafts(data, counts):
+    """Draw how many rows of rejected drafts each request has, None for a step without speculation."""
+    if data.draw(st.integers(0, 3), label="speculates"):
+        return None
+    room = (MAX_ROWS - sum(counts.values())) // len(counts)
+    return {name: data.draw(st.integers(0, min(4, room)), label="rejected") for name in counts}
+
+
 def run(sim, data, *, drain):
     """Drive the simulation with drawn chunk sizes, absences, preemptions and slot orders until every job is done."""
     running = {job.name: job for job in sim.jobs}
@@ -66,7 +74,7 @@ def run(sim, data, *, drain):
                 counts[name] = left if left == 1 else data.draw(st.integers(1, left), label="chunk")
                 budget -= counts[name]
         if counts:
-            sim.step(counts)
+            sim.step(counts, drafts=draw_drafts(data, counts))
         for name, job in list(running.items()):
             if job.computed >= job.total:
                 sim.tracker.close(name)
@@ -118,6 +126,18 @@ def test_a_steady_decode_keeps_its_plan_and_gathers_around_uncaptured_requests()
         sim.read()
         sim.check(lossless=True)
         assert sim.ring.stats().steps == 22
+    finally:
+        sim.close()
+
+
+def test_a_batch_that_keeps_more_rows_than_it_has_is_refused():
+    sim = Sim(decode_jobs(2))
+    try:
+        sim.step({"job0": 2, "job1": 2})
+        batch = Batch(2, 2, ["job0", "job1"], *(np.array(v, np.int32) for v in ([2, 2], [0, 1, 2], [5, 6])))
+        batch.kept = np.array([2, 1], np.int32)
+        with pytest.raises(CaptureError, match="keeps more rows"):
+            sim.tracker.step(batch)
     finally:
         sim.close()
 

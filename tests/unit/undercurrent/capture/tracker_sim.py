@@ -76,8 +76,11 @@ class Sim:
         self.got = {}
         self.opened, self.closed, self.seen = {}, {}, []
 
-    def step(self, counts, *, stale=()):
-        """Run one step of `counts`: tokens per job name, in this slot order."""
+    def step(self, counts, *, stale=(), drafts=None):
+        """Run one step of `counts`: tokens per job name, in this slot order.
+
+        With `drafts`, as many rows more per name, whose tokens are rejected.
+        """
         self.steps += 1
         names = list(counts)
         by_name = {job.name: job for job in self.jobs}
@@ -90,13 +93,17 @@ class Sim:
             if not job.opened:
                 self.open(job)
             computed[slot] = job.computed
-            starts[slot + 1] = starts[slot] + counts[name]
-            for position in range(job.computed, job.computed + counts[name]):
+            rejected = (drafts or {}).get(name, 0)
+            starts[slot + 1] = starts[slot] + counts[name] + rejected
+            for position in range(job.computed, job.computed + counts[name] + rejected):
+                real = position < job.computed + counts[name]
                 for group, buffer in self.buffers.items():
-                    buffer[len(tokens)] = truth(job, position, group.layers).view(np.uint8).reshape(-1)
-                tokens.append(job.number * 1000 + position)
+                    row = truth(job, position, group.layers) if real else np.full((len(group.layers), WIDTH), -1, "f4")
+                    buffer[len(tokens)] = row.view(np.uint8).reshape(-1)
+                tokens.append(job.number * 1000 + position if real else -1)
         token_ids[: len(tokens)] = tokens
         self.batch.step, self.batch.rows, self.batch.engine_ids = self.steps, len(tokens), names
+        self.batch.kept = None if drafts is None else np.array([counts[name] for name in names], np.int32)
         self.tracker.step(self.batch, stale)
         for name in names:
             job = by_name[name]
