@@ -54,7 +54,7 @@ def attach(worker: Any) -> Callable[[], None]:  # noqa: ANN401 - a vLLM worker
 
     def finish() -> None:
         with _Told(ring):
-            capture = WorkerCapture(settings, ring, worker.vllm_config, compat.RunnerV1(worker.model_runner))
+            capture = WorkerCapture(settings, ring, worker.vllm_config, compat.runner_for(worker))
             compat.keep_runtime(worker, capture)
         warm_up = worker.compile_or_warm_up_model
 
@@ -99,7 +99,7 @@ class WorkerCapture:
         CaptureError: a point cannot be captured on this model.
     """
 
-    def __init__(self, settings: CaptureSettings, ring: Ring, config: VllmConfig, runner: compat.RunnerV1) -> None:
+    def __init__(self, settings: CaptureSettings, ring: Ring, config: VllmConfig, runner: compat.Runner) -> None:
         self._layers, self._width, self._dtype = compat.model_shape(config)
         points = compat.capture_points(config, settings.points)
         self._settings = settings
@@ -153,7 +153,7 @@ class WorkerCapture:
             "residual_stream": stream,
             "vllm": check_vllm_version(),
         }
-        self._runner.wrap_execute_model(self._before, self._after, self._spent)
+        self._runner.wrap_steps(self._before, self._after, self._spent)
         self._ring.set_note(json.dumps(self.report))
         logger.info("capture is on: %s", self.report)
 
@@ -213,9 +213,9 @@ class WorkerCapture:
             return
         try:
             # Finished requests may come in a step without tokens, and before a new one of the same id.
-            for engine_id in scheduler_output.finished_req_ids:
+            for engine_id in compat.finished_ids(scheduler_output):
                 self._tracker.close(engine_id)
-            for request in compat.new_requests(scheduler_output):
+            for request in self._runner.new_requests(scheduler_output):
                 self._open(request)
             self._step += 1
             rows = scheduler_output.total_num_scheduled_tokens

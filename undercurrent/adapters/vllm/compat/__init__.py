@@ -1,0 +1,55 @@
+"""The reader of vLLM's private names, beside `owned`. It is tested on the versions of `version_check`.
+
+`install` wraps one method of vLLM's worker class; the rest is done on the worker's instance, after its model is loaded.
+`runner_for` chooses what says which rows a step had: `v1` or `v2`, behind the one interface of `runner`. `config` reads
+an engine's configuration and names what capture does not support in it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from undercurrent.adapters.vllm.compat.client import child_id, close_client, quiet_before_shutdown
+from undercurrent.adapters.vllm.compat.config import (
+    capture_points,
+    check_supported,
+    model_shape,
+    refusals,
+    seeds_stop_the_engine,
+)
+from undercurrent.adapters.vllm.compat.requests import finished_ids, lora_of, order_of
+from undercurrent.adapters.vllm.compat.runner import Runner
+from undercurrent.adapters.vllm.compat.v1 import RunnerV1
+from undercurrent.adapters.vllm.compat.worker import install, keep_runtime, runtime_of
+
+__all__ = [
+    "Runner",
+    "RunnerV1",
+    "capture_points",
+    "check_supported",
+    "child_id",
+    "close_client",
+    "finished_ids",
+    "install",
+    "keep_runtime",
+    "lora_of",
+    "model_shape",
+    "order_of",
+    "quiet_before_shutdown",
+    "refusals",
+    "runner_for",
+    "runtime_of",
+    "seeds_stop_the_engine",
+]
+
+
+def runner_for(worker: Any) -> Runner:  # noqa: ANN401 - a vLLM worker
+    """Return what reads the steps of a worker whose model is loaded.
+
+    Args:
+        worker: of vLLM.
+
+    Raises:
+        VLLMIntrospectionError: its model runner does not look like one that this adapter knows.
+    """
+    return RunnerV1(worker.model_runner)

@@ -1,0 +1,89 @@
+"""What an engine's configuration says: its model, and what capture does not support in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vllm.config import CompilationMode, VllmConfig
+
+from undercurrent.capture.points import CapturePoint
+from undercurrent.errors import CaptureError
+from undercurrent.spec import ExtractionPoint
+
+
+def refusals(config: VllmConfig, *, v2_runner: bool) -> list[str]:
+    """Return what this configuration asks for that capture does not support yet, by name.
+
+    Args:
+        config: of the engine.
+        v2_runner: whether the engine uses the V2 model runner.
+    """
+    model, parallel, scheduler = config.model_config, config.parallel_config, config.scheduler_config
+    checks = {
+        "the V2 model runner (set VLLM_USE_V2_MODEL_RUNNER=0)": v2_runner,
+        "torch.compile and CUDA graphs (set enforce_eager)": (
+            config.compilation_config.mode not in {None, CompilationMode.NONE} or not model.enforce_eager
+        ),
+        "async_scheduling (set it to false)": bool(scheduler.async_scheduling),
+        "speculative decoding": config.speculative_config is not None,
+        "tensor parallelism": parallel.tensor_parallel_size > 1,
+        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
+        "data parallelism": parallel.data_parallel_size > 1,
+        "prefill context parallelism": parallel.prefill_context_parallel_size > 1,
+        "decode context parallelism": parallel.decode_context_parallel_size > 1,
+        "micro-batching": parallel.use_ubatching,
+        "sequence-parallel MoE": parallel.use_sequence_parallel_moe,
+        "pooling models": model.runner_type != "generate",
+        "encoder-decoder models": model.is_encoder_decoder,
+        "diffusion models": model.is_diffusion,
+        "multimodal models": model.is_multimodal_model,
+        "prompt embeddings": model.enable_prompt_embeds,
+        "kv_sharing_fast_prefill": config.cache_config.kv_sharing_fast_prefill,
+        "KV transfer": config.kv_transfer_config is not None,
+        "encoder-cache transfer": config.ec_transfer_config is not None,
+    }
+    return [name for name, asked in checks.items() if asked]
+
+
+def check_supported(config: VllmConfig, *, v2_runner: bool) -> None:
+    """Refuse a configuration that capture does not support.
+
+    Raises:
+        CaptureError: it names every reason.
+    """
+    reasons = refusals(config, v2_runner=v2_runner)
+    if reasons:
+        raise CaptureError(f"activations cannot be captured yet with: {'; '.join(reasons)}")
+
+
+def model_shape(config: VllmConfig) -> tuple[int, int, str]:
+    """Return decoder layers, hidden size and the NumPy name of the element type of an engine's model."""
+    model = config.model_config
+    return (
+        model.get_total_num_hidden_layers(),
+        model.get_hidden_size(),
+        str(model.dtype).removeprefix("torch."),
+    )
+
+
+def capture_points(config: VllmConfig, points: Sequence[ExtractionPoint]) -> tuple[CapturePoint, ...]:
+    """Return a spec's points as they are captured on an engine's model.
+
+    Args:
+        config: of the engine.
+        points: from the spec.
+
+    Raises:
+        CaptureError: one of them cannot be captured, by name.
+    """
+    layers, width, dtype = model_shape(config)
+    return tuple(CapturePoint.of(point, layers=layers, width=width, model_dtype=dtype) for point in points)
+
+
+def seeds_stop_the_engine(config: VllmConfig) -> bool:
+    """Whether a sampling seed can stop this engine.
+
+    On a CPU the V1 runner rewinds a seeded generator after each chunk of a prefill, which a CPU generator cannot do:
+    the engine core dies with `CPU Generator does not use offset`.
+    """
+    return config.device_config.device_type == "cpu" and bool(config.scheduler_config.enable_chunked_prefill)

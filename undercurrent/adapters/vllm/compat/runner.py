@@ -1,0 +1,66 @@
+"""What capture needs of a model runner, whichever of vLLM's it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from undercurrent.capture.plan import Batch
+
+
+class Runner(Protocol):
+    """One of vLLM's model runners, its model loaded.
+
+    Attributes:
+        max_rows: most rows of a step.
+        vocab_size: of the model.
+    """
+
+    max_rows: int
+    vocab_size: int
+
+    @property
+    def model(self) -> Any:  # noqa: ANN401 - a torch module
+        """The loaded model."""
+
+    @property
+    def device_type(self) -> str:
+        """Where the model runs, as torch calls it."""
+
+    def wrap_steps(
+        self, before: Callable[[Any], None], after: Callable[[Any], None], spent: Callable[[int], None]
+    ) -> None:
+        """Call `before` and `after` around every step; neither may raise.
+
+        Args:
+            before: gets the scheduler's output before the batch is changed.
+            after: gets it when it is known which rows are real and the batch still is this step's.
+            spent: gets the CPU time of this thread that both took, nanoseconds.
+        """
+
+    def new_requests(self, scheduler_output: Any) -> list[Any]:  # noqa: ANN401 - vLLM's SchedulerOutput
+        """Return the requests that are scheduled for the first time; one that was preempted is none of them.
+
+        Args:
+            scheduler_output: of a step that has not run; asked once per step.
+        """
+
+    def batch(self, step: int, rows: int) -> Batch:
+        """Return the batch of the step that just ran.
+
+        Args:
+            step: its number.
+            rows: tokens that the scheduler asked for.
+
+        Raises:
+            CaptureError: what the runner says does not fit together.
+        """
+
+    def dummy_run(self, token_ids: np.ndarray) -> None:
+        """Run the model's forward pass on some token ids, without requests and without a KV cache.
+
+        Args:
+            token_ids: int32 [n].
+        """

@@ -1,0 +1,45 @@
+"""What is done to vLLM's worker: one method of its class is wrapped, the rest happens on the instance later."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from vllm.v1.worker import gpu_worker
+
+from undercurrent.adapters.vllm.settings import settings_of
+
+_INSTALLED = "_undercurrent_installed"
+_RUNTIME = "_undercurrent_capture"
+
+
+def install() -> None:
+    """Wrap `Worker.load_model` once, so that an engine that asks for capture gets its taps when its model is there."""
+    worker_class = gpu_worker.Worker
+    original = worker_class.load_model
+    if getattr(original, _INSTALLED, False):
+        return
+
+    @functools.wraps(original)
+    def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - vLLM's own signature
+        if settings_of(self.vllm_config.additional_config) is None:
+            return original(self, *args, **kwargs)
+        from undercurrent.adapters.vllm.runtime import attach
+
+        finish = attach(self)
+        result = original(self, *args, **kwargs)
+        finish()
+        return result
+
+    setattr(load_model, _INSTALLED, True)
+    worker_class.load_model = load_model
+
+
+def runtime_of(worker: Any) -> Any:  # noqa: ANN401 - a vLLM worker
+    """Return what `keep_runtime` kept on a worker, or None."""
+    return getattr(worker, _RUNTIME, None)
+
+
+def keep_runtime(worker: Any, runtime: object) -> None:  # noqa: ANN401 - a vLLM worker
+    """Keep the capture runtime as long as its worker lives."""
+    setattr(worker, _RUNTIME, runtime)
