@@ -33,7 +33,6 @@ from engine_worker.worker import EngineWorker, Parts
 from undercurrent.adapters.base import Engine
 from undercurrent.capture.ring import Ring
 from undercurrent.cli.options import EngineKind
-from undercurrent.cli.pipeline import reachable, read_sections
 from undercurrent.cli.running import EXIT_FAILED, exit_code
 from undercurrent.codec import Codec
 from undercurrent.errors import ConfigError, ProbingError, UnreachableError
@@ -44,6 +43,7 @@ from undercurrent.kafka.publisher import Publisher
 from undercurrent.kafka.reader import AssignedReader
 from undercurrent.kafka.records import Partition
 from undercurrent.kafka.subscriber import GroupSubscriber
+from undercurrent.pipeline import reachable, read_sections
 from undercurrent.protocol.guards import GuardBook
 from undercurrent.protocol.messages import EngineStarted
 from undercurrent.protocol.worker import WorkerCore

@@ -27,9 +27,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, StrictStr
 
 from undercurrent.cli.options import EngineKind
-from undercurrent.cli.pipeline import connection, topic_plan, validated
 from undercurrent.errors import ConfigError
 from undercurrent.kafka.client import Assignor, KafkaSettings
+from undercurrent.pipeline import connection, topic_plan, validated
 from undercurrent.protocol.worker_types import WorkerLimits
 from undercurrent.service.sections import LoggingSection, MetricsSection
 from undercurrent.spec import ProbeSpec, check_pipeline, load_yaml_file

@@ -20,7 +20,6 @@ from probe_consumers.point_host import LoopSettings, PointHost
 from probe_consumers.runner import BindingRunner
 from probe_consumers.service import ProbeService
 from probe_consumers.transactor import Transactor
-from undercurrent.cli.pipeline import reachable, read_sections
 from undercurrent.codec import Codec
 from undercurrent.kafka.admin import TopicAdmin
 from undercurrent.kafka.client import Isolation
@@ -28,6 +27,7 @@ from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.publisher import Publisher
 from undercurrent.kafka.subscriber import GroupSubscriber, RebalanceHandler
 from undercurrent.kafka.transactions import TransactionalWriter
+from undercurrent.pipeline import reachable, read_sections
 from undercurrent.protocol.host import ProbeHost
 from undercurrent.service.config import naming
 from undercurrent.service.health import HealthServer

@@ -20,10 +20,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictStr
 
 from probe_consumers.bound import Bound
-from undercurrent.cli.pipeline import connection, topic_plan, validated
 from undercurrent.errors import ConfigError
 from undercurrent.kafka.client import Assignor
 from undercurrent.kafka.settings import KafkaSettings
+from undercurrent.pipeline import connection, topic_plan, validated
 from undercurrent.probes import Binding, load_binding, load_bindings, parse_bindings
 from undercurrent.service.sections import LoggingSection, MetricsSection
 from undercurrent.spec import load_yaml_file

@@ -107,7 +107,7 @@ def _producer(config: Path | None, bootstrap_servers: str | None) -> PromptProdu
     # Imported here: `--help` needs no Kafka client. The clients are built here, for the command that runs.
     from producer.client import PromptProducer
     from producer.settings import ProducerSettings
-    from undercurrent.cli.pipeline import connection, interactive, read_sections, topic_plan
+    from undercurrent.pipeline import connection, interactive, read_sections, topic_plan
 
     sections = read_sections(config)
     kafka = interactive(connection(sections, bootstrap_servers))

@@ -14,8 +14,8 @@ from compose_spec import PyCompose
 from engine_worker.config import worker_config
 from probe_consumers.__main__ import read_config
 from undercurrent.cli.main import PROG_NAME, Tree, app
-from undercurrent.cli.pipeline import read_sections, topic_plan
 from undercurrent.cli.running import run
+from undercurrent.pipeline import read_sections, topic_plan
 from undercurrent.probes import load_bindings
 
 ROOT = Path(__file__).parents[2]

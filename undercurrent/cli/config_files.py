@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from undercurrent.cli.pipeline import connection, topic_plan
 from undercurrent.errors import ConfigError, ProbeError, ProbingError, SpecError
+from undercurrent.pipeline import connection, topic_plan
 from undercurrent.probes import load_binding, load_bindings
 from undercurrent.service.config import MASK, is_secret, shown, validated
 from undercurrent.service.reading import Names, Source, Sourced, read_mapping, read_sourced

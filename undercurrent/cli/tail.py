@@ -56,11 +56,11 @@ def tail(
     if start is Start.LATEST and not follow:
         raise ConfigError("--from latest shows nothing unless --follow waits for more")
     # Imported here: `--help` needs no Kafka client.
-    from undercurrent.cli.pipeline import connection, interactive, read_sections
     from undercurrent.codec.avro import Codec
     from undercurrent.kafka.client import Isolation
     from undercurrent.kafka.offsets import OffsetLookup
     from undercurrent.kafka.reader import AssignedReader
+    from undercurrent.pipeline import connection, interactive, read_sections
 
     isolation = Isolation.READ_UNCOMMITTED if uncommitted else Isolation.READ_COMMITTED
     settings = interactive(connection(read_sections(config), bootstrap_servers))

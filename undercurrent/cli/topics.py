@@ -30,7 +30,7 @@ Json = Annotated[bool, typer.Option("--json", help="JSON lines instead of a tabl
 @app.command()
 def plan(config: ConfigFile = None, points: PointsFile = None, prefix: Prefix = None, json_lines: Json = False) -> None:
     """Print the topics that a configuration makes; asks no broker."""
-    from undercurrent.cli.pipeline import read_sections
+    from undercurrent.pipeline import read_sections
 
     planned = _plan(read_sections(config), config, points, prefix)
     rows = [_row(topic) for topic in planned.topics()]
@@ -49,8 +49,8 @@ def apply(
     Nothing at all is done when a topic has another number of partitions than planned: that number decides where a key
     lies and is never changed.
     """
-    from undercurrent.cli.pipeline import connection, interactive, read_sections
     from undercurrent.kafka.admin import DifferenceKind, TopicAdmin
+    from undercurrent.pipeline import connection, interactive, read_sections
 
     sections = read_sections(config)
     planned = _plan(sections, config, points, prefix)
@@ -77,8 +77,8 @@ def list_topics(
     check: Annotated[bool, typer.Option("--check", help="Exit 1 if a topic is not as planned.")] = False,
 ) -> int:
     """Print each planned topic as the cluster has it, and how it differs."""
-    from undercurrent.cli.pipeline import connection, interactive, read_sections
     from undercurrent.kafka.admin import TopicAdmin, compare
+    from undercurrent.pipeline import connection, interactive, read_sections
 
     sections = read_sections(config)
     planned = _plan(sections, config, points, prefix).topics()
@@ -94,7 +94,7 @@ def list_topics(
 
 
 def _plan(sections: Any, config: Path | None, points: Path | None, prefix: str | None) -> TopicPlan:  # noqa: ANN401
-    from undercurrent.cli.pipeline import topic_plan
+    from undercurrent.pipeline import topic_plan
 
     given = dict(sections)
     if points is not None:

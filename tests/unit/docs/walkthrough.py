@@ -21,9 +21,9 @@ from typer.main import get_group
 
 from probe_consumers.config import host_config
 from undercurrent.cli.main import PROG_NAME, app
-from undercurrent.cli.pipeline import read_sections
 from undercurrent.cli.running import run
 from undercurrent.core import ENTRY_POINT_GROUP, ProbeRegistry
+from undercurrent.pipeline import read_sections
 from undercurrent.probes import load_binding, load_bindings
 from undercurrent.spec import load_yaml_file
 from undercurrent.spec.yaml_text import parse_plain_yaml

@@ -13,9 +13,9 @@ from undercurrent.cli.demo.cast import asks
 from undercurrent.cli.demo.scene import choose_broker
 from undercurrent.cli.demo.stage import Stage
 from undercurrent.cli.options import EngineKind
-from undercurrent.cli.pipeline import read_sections
 from undercurrent.errors import UnreachableError
 from undercurrent.kafka.client import Assignor
+from undercurrent.pipeline import read_sections
 
 
 @pytest.fixture

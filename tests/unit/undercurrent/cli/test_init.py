@@ -13,10 +13,10 @@ from transformers import LlamaConfig
 from engine_worker.config import worker_config
 from probe_consumers.__main__ import read_config
 from undercurrent.cli.main import PROG_NAME, Tree, app
-from undercurrent.cli.pipeline import read_sections, topic_plan
 from undercurrent.cli.running import run
 from undercurrent.cli.scaffold import Deployment, usual_layer
 from undercurrent.core import RequestContext
+from undercurrent.pipeline import read_sections, topic_plan
 from undercurrent.probes import load_bindings, load_probe
 from undercurrent.spec import ActivationRecord, TensorType, load_yaml_file
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from undercurrent.cli.pipeline import connection, read_sections, topic_plan
 from undercurrent.errors import ConfigError
+from undercurrent.pipeline import connection, read_sections, topic_plan
 
 POINTS = """
 version: 1
