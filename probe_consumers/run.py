@@ -16,7 +16,7 @@ from undercurrent.codec import as_array, positions, views
 from undercurrent.core import BatchProbe, Probe, ProbeAction, ProbeResult, ProbeSignal, RequestContext, StreamFacts
 from undercurrent.errors import ProbeError
 from undercurrent.protocol.host_events import Emission
-from undercurrent.protocol.messages import ActivationBlock, ProbeVerdict, VerdictAction, VerdictKind
+from undercurrent.protocol.messages import ActivationBlock, ProbeVerdict, StreamStarted, VerdictAction, VerdictKind
 from undercurrent.protocol.streams import Stream
 
 logger = logging.getLogger(__name__)
@@ -107,6 +107,7 @@ class Run:
             model_fingerprint=message.model_fingerprint,
             lora=message.lora,
             quantization=message.quantization,
+            row_shape=message.row_shape,
         )
         self._context = RequestContext(self._stream.id.request_id, stream=facts)
         try:
@@ -191,11 +192,9 @@ class Run:
 
     def _judge(self, block: ActivationBlock, scores: Scores) -> tuple[list[ProbeSignal], _Unsaid]:
         started = self._stream.started
-        if (block.width, block.dtype, block.tensor_type) != (started.width, started.dtype, started.tensor_type):
-            raise ProbeError(
-                f"a block of {block.dtype} {block.tensor_type}, width {block.width}, in a stream of {started.dtype} "
-                f"{started.tensor_type}, width {started.width}"
-            )
+        of_block, of_stream = _kind(block), _kind(started)
+        if of_block != of_stream:
+            raise ProbeError(f"a block of {of_block} in a stream of {of_stream}")
         known = self._context.stream.layers if self._context.stream else ()
         if block.layers != known and not set(block.layers) <= set(known):
             # Passed over, it would be a clear verdict on activations that nobody looked at.
@@ -275,6 +274,12 @@ class Run:
 
 def _rank(signal: ProbeSignal) -> int:
     return _STRENGTH.index(signal.action)
+
+
+def _kind(message: ActivationBlock | StreamStarted) -> str:
+    """Return what must be equal in all blocks of a stream, in words."""
+    shape = list(message.row_shape) if message.row_shape else f"width {message.width}"
+    return f"{message.dtype} {message.tensor_type}, {shape}"
 
 
 def _grouped(unsaid: Sequence[_Unsaid]) -> list[list[_Unsaid]]:

@@ -51,6 +51,8 @@ round as far as a default reaches. Each field has one of these rules:
 - **grows**: an enum. Symbols may be added; a reader that does not know one reads `unknown`. None is removed or reused.
 
 A new field always has a default. A type is never changed, not even where Avro could promote it: that is a new field.
+Whoever changes a schema keeps the one that was published before in `earlier/`, numbered, and names it in the codec: a
+record says which schema wrote it, and each of them is read.
 """
 
 

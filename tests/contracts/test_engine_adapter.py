@@ -188,7 +188,7 @@ def test_an_id_may_be_used_again(world):
     [
         ({"layers": LAYERS}, f"'p': the model has layers 0 to {LAYERS - 1}"),
         ({"layers": 0, "tensor_type": "final_norm"}, f"'p': final_norm has one layer, {LAYERS}"),
-        ({"layers": 0, "tensor_type": "kv"}, "'p': tensor_type kv"),
+        ({"layers": 0, "tensor_type": "router_topk"}, "'p': tensor_type router_topk"),
     ],
 )
 def test_a_point_that_the_model_does_not_have_is_refused_by_name(world, fields, message):

@@ -109,6 +109,7 @@ class EngineInfo:
         width: hidden size.
         max_model_len: most tokens of prompt plus generation.
         versions: names and versions of what runs the model.
+        row_shapes: of the tensor types whose rows are not [width], as far as they are captured here, by name.
     """
 
     model: str
@@ -118,6 +119,7 @@ class EngineInfo:
     width: int
     max_model_len: int
     versions: Mapping[str, str] = field(default_factory=dict)
+    row_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 class Engine(Protocol):

@@ -213,7 +213,13 @@ class EmbeddedAdapter(EngineAdapter):
         for point in points:
             try:
                 capture = dataclasses.replace(capture_of(point), name=point.name)
-                CapturePoint.of(capture, layers=info.layers, width=info.width, model_dtype=info.dtype)
+                CapturePoint.of(
+                    capture,
+                    layers=info.layers,
+                    width=info.width,
+                    model_dtype=info.dtype,
+                    shapes=info.row_shapes,
+                )
                 self._stop_token(point)
             except CaptureError as exc:
                 raise WorkerExtractionError(str(exc)) from exc

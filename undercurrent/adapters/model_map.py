@@ -63,14 +63,14 @@ class ModelMap:
             layer: 0-based; ignored for the final norm.
 
         Raises:
-            CaptureError: the layer has no such part.
+            CaptureError: the layer has no such part, or the tensor is no module's output.
         """
         if tensor_type == "final_norm":
             return self.final_norm
         module = self.layers[layer]
         if tensor_type == "residual_stream":
             return module
-        part = self.attention(layer) if tensor_type == "attn_out" else _child(module, _MLP)
+        part = {"attn_out": self.attention, "mlp_out": self.mlp}.get(tensor_type, lambda _: None)(layer)
         if part is None:
             raise CaptureError(f"layer {layer} ({type(module).__name__}) has no part that gives {tensor_type}")
         return part
@@ -78,6 +78,10 @@ class ModelMap:
     def attention(self, layer: int) -> nn.Module | None:
         """Return the attention block of a layer, None where it has none under a known name."""
         return _child(self.layers[layer], _ATTENTION)
+
+    def mlp(self, layer: int) -> nn.Module | None:
+        """Return the MLP or the experts of a layer, None where it has none under a known name."""
+        return _child(self.layers[layer], _MLP)
 
 
 def _child(module: nn.Module, names: Sequence[str]) -> nn.Module | None:

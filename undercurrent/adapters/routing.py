@@ -32,21 +32,21 @@ from undercurrent.spec import TensorType
 
 logger = logging.getLogger(__name__)
 
-Rows = Callable[[memoryview, str, int], Sequence[Any]]
-"""(bytes, NumPy name of an element, width) -> one float32 vector [width] for each (token, layer), all copies."""
+Rows = Callable[[memoryview, str, tuple[int, ...]], Sequence[Any]]
+"""(bytes, NumPy name of an element, shape of a row) -> one float32 tensor for each (token, layer), all copies."""
 
 
-def numpy_rows(data: memoryview, dtype: str, width: int) -> Sequence[Any]:
-    """Return the vectors of some rows as NumPy arrays."""
-    return list(np.frombuffer(data, dtype_of(dtype)).astype(np.float32).reshape(-1, width))
+def numpy_rows(data: memoryview, dtype: str, shape: tuple[int, ...]) -> Sequence[Any]:
+    """Return the tensors of some rows as NumPy arrays, each of the given shape: [width], or what its type has."""
+    return list(np.frombuffer(data, dtype_of(dtype)).astype(np.float32).reshape(-1, *shape))
 
 
-def torch_rows(data: memoryview, dtype: str, width: int) -> Sequence[Any]:
-    """Return the vectors of some rows as tensors of torch, on the CPU."""
+def torch_rows(data: memoryview, dtype: str, shape: tuple[int, ...]) -> Sequence[Any]:
+    """Return the tensors of some rows as tensors of torch, on the CPU; shapes as in `numpy_rows`."""
     import torch
 
     values = torch.frombuffer(data, dtype=getattr(torch, dtype))
-    rows: tuple[Any, ...] = values.to(torch.float32, copy=True).view(-1, width).unbind(0)
+    rows: tuple[Any, ...] = values.to(torch.float32, copy=True).view(-1, *shape).unbind(0)
     return rows
 
 
@@ -165,7 +165,7 @@ class StreamRouter:
             return
         opened, payload = some.opened, step.payload
         data = payload[step.data_at : step.data_at + step.rows * step.row_bytes]
-        vectors = self._rows(data, opened.dtype, opened.width)
+        vectors = self._rows(data, opened.dtype, opened.row_shape or (opened.width,))
         positions = struct.unpack_from(f"<{step.rows}i", payload, step.positions_at)
         token_ids = struct.unpack_from(f"<{step.rows}i", payload, step.tokens_at)
         depth, at, first = len(opened.layers), step.captured_at_us / 1e6, 0

@@ -67,6 +67,7 @@ class Open:
         tensor_type: what is captured.
         layers: layers of each row, in order.
         width: elements of one (token, layer).
+        row_shape: their shape, empty for [width].
         dtype: NumPy name of an element.
         token_ids: whether the point wants token ids in its records.
         point_hash: SHA-256 of the point as the engine understood it, hex.
@@ -92,6 +93,7 @@ class Open:
     tenant: str | None = None
     lora: str = ""
     opened_at_us: int = 0
+    row_shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +240,7 @@ _CONTROLS = {
         (Fault, FrameKind.ERROR),
     )
 }
+_TUPLES = {"layers", "row_shape"}
 _LOSS = tuple(item.name for item in fields(Loss))
 
 
@@ -274,8 +277,8 @@ def decode(frame: Frame) -> Content:
 def _from_json(cls: type[_Json], frame: Frame) -> _Json:
     try:
         values: dict[str, Any] = json.loads(bytes(frame.payload))
-        if "layers" in values:
-            values["layers"] = tuple(values["layers"])
+        for name in _TUPLES & values.keys():
+            values[name] = tuple(values[name])
         if "losses" in values:
             values["losses"] = tuple(Loss(**loss) for loss in values["losses"])
         return cls(**values)

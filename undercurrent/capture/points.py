@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from undercurrent.errors import CaptureError
-from undercurrent.spec import ExecutionMode, ExtractionPoint, Overflow, TensorType, UntilKind
+from undercurrent.spec import CaptureDtype, ExecutionMode, ExtractionPoint, Overflow, TensorType, UntilKind
 
 ELEMENT_BYTES: Mapping[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
+SHAPED = (TensorType.KV, TensorType.ROUTER_TOPK)
+"""Tensor types whose rows are no vectors of the hidden size; an engine says which shape they have on its model."""
+
 MAX_ORDER_BYTES = 16_384
 MAX_ID_BYTES = 1_024
 MAX_POINTS = 64
@@ -49,6 +54,7 @@ class CapturePoint:
         blocks: whether a full ring is waited for (`overflow: block`) before rows are dropped.
         token_ids: whether records carry token ids.
         point_hash: SHA-256 of the point as understood here, hex.
+        row_shape: shape of one (token, layer) where it is not [width].
     """
 
     name: str
@@ -58,6 +64,7 @@ class CapturePoint:
     blocks: bool = False
     token_ids: bool = True
     point_hash: str = ""
+    row_shape: tuple[int, ...] = ()
 
     @property
     def row_bytes(self) -> int:
@@ -65,7 +72,15 @@ class CapturePoint:
         return self.group.row_bytes(self.width)
 
     @classmethod
-    def of(cls, point: ExtractionPoint, *, layers: int, width: int, model_dtype: str) -> CapturePoint:
+    def of(
+        cls,
+        point: ExtractionPoint,
+        *,
+        layers: int,
+        width: int,
+        model_dtype: str,
+        shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    ) -> CapturePoint:
         """Return a spec's point as it is captured on a model.
 
         Args:
@@ -73,18 +88,23 @@ class CapturePoint:
             layers: decoder layers of the model.
             width: hidden size of the model.
             model_dtype: NumPy name of the model's element type.
+            shapes: of one (token, layer) of each tensor type in `SHAPED` that this engine captures of this model.
 
         Raises:
             CaptureError: it asks for what cannot be captured, by name.
         """
-        _refuse(point, layers)
-        dtype = model_dtype if point.dtype.value == "model" else point.dtype.value
+        _refuse(point, layers, shapes)
+        shape = shapes[point.tensor_type.value] if point.tensor_type in SHAPED else ()
+        # A router computes in float32 whatever the model does; ids above 256 would not survive bfloat16.
+        own_dtype = "float32" if point.tensor_type is TensorType.ROUTER_TOPK else model_dtype
+        dtype = own_dtype if point.dtype is CaptureDtype.MODEL else point.dtype.value
         if dtype not in ELEMENT_BYTES:
             raise CaptureError(f"point {point.name!r}: elements of type {dtype} are not supported")
         return cls(
             name=point.name,
             group=TapGroup(tensor_type=point.tensor_type.value, layers=point.layers, dtype=dtype),
-            width=width,
+            width=math.prod(shape) if shape else width,
+            row_shape=shape,
             select=point.positions,
             blocks=point.overflow is Overflow.BLOCK,
             token_ids=point.token_ids,
@@ -92,9 +112,16 @@ class CapturePoint:
         )
 
 
-def _refuse(point: ExtractionPoint, layers: int) -> None:
+def _refuse(point: ExtractionPoint, layers: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    kind = point.tensor_type.value
     reasons = {
-        "tensor_type kv is not captured from a paged cache yet": point.tensor_type is TensorType.KV,
+        f"tensor_type {kind} is not captured of this model by this engine": (
+            point.tensor_type in SHAPED and kind not in shapes
+        ),
+        f"dtype {point.dtype.value} cannot hold the expert ids of router_topk; accepted: model, float32": (
+            point.tensor_type is TensorType.ROUTER_TOPK
+            and point.dtype not in (CaptureDtype.MODEL, CaptureDtype.FLOAT32)
+        ),
         "execution_mode inline belongs to the embedded adapter": point.execution_mode is ExecutionMode.INLINE,
         "overflow drop_oldest cannot act in a ring whose reader owns its tail": point.overflow is Overflow.DROP_OLDEST,
         "until stop_token is not supported in a pipeline yet": point.until.kind is UntilKind.STOP_TOKEN,

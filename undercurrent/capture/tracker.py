@@ -156,6 +156,7 @@ class Tracker:
                 tensor_type=point.group.tensor_type,
                 layers=point.group.layers,
                 width=point.width,
+                row_shape=point.row_shape,
                 dtype=point.group.dtype,
                 token_ids=point.token_ids,
                 point_hash=point.point_hash,

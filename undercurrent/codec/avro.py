@@ -26,21 +26,26 @@ _CLASSES: Mapping[str, type[Any]] = {
 SCHEMA_NAMES = tuple(_CLASSES)
 
 
+EARLIER = ("ActivationRecord.1", "StreamStarted.1")
+"""Schemas that earlier versions wrote with, oldest first: what stands on a topic stays readable."""
+
+
 @cache
-def load_schema(name: str) -> dict[str, Any]:
+def load_schema(key: str) -> dict[str, Any]:
     """Return one of the schemas, parsed by fastavro.
 
     Args:
-        name: name of the record, for example `StreamStarted`.
+        key: name of the record, for example `StreamStarted`, or one of `EARLIER`.
     """
-    text = files("undercurrent.schemas").joinpath(f"{name}.avsc").read_text(encoding="utf-8")
+    path = f"earlier/{key}.avsc" if key in EARLIER else f"{key}.avsc"
+    text = files("undercurrent.schemas").joinpath(path).read_text(encoding="utf-8")
     return cast(dict[str, Any], fastavro.parse_schema(json.loads(text), named_schemas={}))
 
 
 @cache
-def load_fingerprint(name: str) -> bytes:
+def load_fingerprint(key: str) -> bytes:
     """Return the CRC-64-AVRO fingerprint of a schema's canonical form, 8 bytes little-endian."""
-    text: str = fingerprint(to_parsing_canonical_form(load_schema(name)), "CRC-64-AVRO")
+    text: str = fingerprint(to_parsing_canonical_form(load_schema(key)), "CRC-64-AVRO")
     # fastavro prints the fingerprint's bytes in the order in which single-object encoding stores them.
     return bytes.fromhex(text)
 
@@ -59,8 +64,9 @@ class Codec:
     """
 
     def __init__(self, framing: Framing | None = None) -> None:
-        self._framing = framing or SingleObjectFraming({name: load_fingerprint(name) for name in SCHEMA_NAMES})
-        self._schemas = {name: load_schema(name) for name in SCHEMA_NAMES}
+        keys = (*SCHEMA_NAMES, *EARLIER)
+        self._framing = framing or SingleObjectFraming({key: load_fingerprint(key) for key in keys})
+        self._schemas = {key: load_schema(key) for key in keys}
         self._builders = {name: _builder(cls) for name, cls in _CLASSES.items()}
 
     def encode(self, message: Message) -> bytes:
@@ -98,11 +104,14 @@ class Codec:
         """
         if not data:
             raise DecodeError("no bytes: a tombstone or an empty value")
-        name, start = self._framing.schema_of(data)
+        key, start = self._framing.schema_of(data)
+        name = key.partition(".")[0]
+        # What an earlier schema did not have yet gets this version's default.
+        reader = None if key == name else self._schemas[name]
         stream = io.BytesIO(data)
         stream.seek(start)
         try:
-            fields = cast(dict[str, Any], fastavro.schemaless_reader(stream, self._schemas[name], None))
+            fields = cast(dict[str, Any], fastavro.schemaless_reader(stream, self._schemas[key], reader))
             rest = len(data) - stream.tell()
             if rest:
                 raise DecodeError(f"{name}: {rest} bytes after the end of the record")

@@ -49,6 +49,7 @@ class BlockEncoder:
             dtype=template.dtype,
             width=template.width,
             layers=template.layers,
+            row_shape=template.row_shape,
             seq=0,
             revision=0,
             step=0,

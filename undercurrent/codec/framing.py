@@ -22,7 +22,7 @@ class Framing(Protocol):
         ...
 
     def schema_of(self, data: bytes) -> tuple[str, int]:
-        """Return the name of the schema that wrote `data`, and where the body starts.
+        """Return the key of the schema that wrote `data`, its name or an earlier version's, and where the body starts.
 
         Raises:
             DecodeError: the frame is none of this framing, or its schema is unknown.
@@ -34,7 +34,7 @@ class SingleObjectFraming:
     """Avro single-object encoding over a fixed set of schemas.
 
     Args:
-        fingerprints: CRC-64-AVRO fingerprint of each schema, 8 bytes little-endian, by schema name.
+        fingerprints: CRC-64-AVRO fingerprint of each schema, 8 bytes little-endian, by the schema's key.
     """
 
     def __init__(self, fingerprints: dict[str, bytes]) -> None:
@@ -46,7 +46,7 @@ class SingleObjectFraming:
         return self._headers[name]
 
     def schema_of(self, data: bytes) -> tuple[str, int]:
-        """Return the schema's name and the length of the frame.
+        """Return the schema's key and the length of the frame.
 
         Raises:
             DecodeError: no Avro single object, or a fingerprint that is not known here.

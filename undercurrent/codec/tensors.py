@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -56,7 +57,7 @@ def as_array(block: ActivationBlock) -> NDArray[Any]:
     """Return the values of a block, [n, L, width] in the model's element type, a read-only view without a copy.
 
     Raises:
-        DecodeError: the number of bytes is not n * L * width elements.
+        DecodeError: the number of bytes is not n * L * width elements, or the shape of a row has not width of them.
     """
     dtype = dtype_of(block.dtype)
     shape = (len(block.positions) // 4, len(block.layers), block.width)
@@ -66,11 +67,28 @@ def as_array(block: ActivationBlock) -> NDArray[Any]:
             f"data of {block.request_id} at {block.point}, seq {block.seq}: {len(block.data)} bytes, but [n, layers, "
             f"width] = {list(shape)} of {block.dtype} needs {expected}"
         )
+    row_shape(block)
     return np.frombuffer(block.data, dtype).reshape(shape)
 
 
+def row_shape(block: ActivationBlock) -> tuple[int, ...]:
+    """Return the shape of one (token, layer) row of a block: [width], or what its tensor type has.
+
+    Raises:
+        DecodeError: the shape does not have `width` elements.
+    """
+    shape = block.row_shape or (block.width,)
+    if math.prod(shape) != block.width or min(shape) < 0:
+        raise DecodeError(
+            f"{block.request_id} at {block.point}, seq {block.seq}: rows of shape {list(shape)} and width {block.width}"
+        )
+    return shape
+
+
 def views(block: ActivationBlock, prompt_len: int) -> Iterator[ActivationRecord]:
-    """Yield one record per (token, layer), tokens in order and layers within a token; tensors are views [width].
+    """Yield one record per (token, layer), tokens in order and layers within a token.
+
+    Tensors are views [width]; those of `kv` are [2, kv_heads, head_dim], those of `router_topk` [2, k].
 
     Args:
         block: what was read from the topic.
@@ -80,6 +98,7 @@ def views(block: ActivationBlock, prompt_len: int) -> Iterator[ActivationRecord]
         DecodeError: the block's arrays do not fit together.
     """
     values = as_array(block)
+    values = values.reshape(*values.shape[:2], *row_shape(block))
     timestamp = block.captured_at_us / 1e6
     tensor_type = TensorType(block.tensor_type)
     for row, position in zip(values, positions(block).tolist(), strict=True):

@@ -99,6 +99,7 @@ class StreamFacts:
         model_fingerprint: SHA-256 of what the model is, hex; empty where nobody knows.
         lora: LoRA adapter, empty for none.
         quantization: quantisation, empty for none.
+        row_shape: shape of one row where it is not [width]: kv and router_topk have one.
     """
 
     prompt_len: int
@@ -111,6 +112,7 @@ class StreamFacts:
     model_fingerprint: str = ""
     lora: str = ""
     quantization: str = ""
+    row_shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

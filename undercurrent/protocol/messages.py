@@ -281,6 +281,7 @@ class StreamStarted:
     tensor_type: str
     layers: tuple[int, ...]
     width: int
+    row_shape: tuple[int, ...] = ()
     dtype: str
     point_hash: str
     unembedded_positions: tuple[int, ...] = ()
@@ -306,6 +307,7 @@ class ActivationBlock:
     dtype: str
     width: int
     layers: tuple[int, ...]
+    row_shape: tuple[int, ...] = ()
     seq: int
     revision: int = 0
     step: int

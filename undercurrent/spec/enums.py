@@ -6,13 +6,32 @@ from enum import StrEnum
 
 
 class TensorType(StrEnum):
-    """Which tensor of a decoder layer a point captures."""
+    """Which tensor of a decoder layer a point captures, and the shape of one (token, layer) of it.
+
+    Layers are 0-based. Layer l of `residual_stream` is what `transformers` calls `hidden_states[l + 1]` (but for the
+    last, where that is taken after the final norm), and layer l of `layer_input` is its `hidden_states[l]`.
+
+    Attributes:
+        RESIDUAL_STREAM: [hidden]; the decoder layer's output, attention and MLP added.
+        ATTN_OUT: [hidden]; what the attention module returns, before it is added.
+        MLP_OUT: [hidden]; what the MLP or expert module returns, before it is added.
+        KV: [2, kv_heads, head_dim]; the token's own keys, then its values, as the layer's attention is given them:
+            after the rotary embedding and any norm of the keys, before a cache quantises them. Only the token's own:
+            those of the tokens before it stand in their records.
+        FINAL_NORM: [hidden]; the output of the norm after the last layer, addressed as the layer after the last.
+        LAYER_INPUT: [hidden]; the residual stream as it enters the layer. Of layer 0 that is the embedding, scaled as
+            the model scales it.
+        ROUTER_TOPK: [2, k], float32; the ids of the token's experts, then their weights as the experts are summed
+            with them, renormalised where the model does that. Order within the k is the router's own.
+    """
 
     RESIDUAL_STREAM = "residual_stream"
     ATTN_OUT = "attn_out"
     MLP_OUT = "mlp_out"
     KV = "kv"
     FINAL_NORM = "final_norm"
+    LAYER_INPUT = "layer_input"
+    ROUTER_TOPK = "router_topk"
 
 
 class ProbeKind(StrEnum):

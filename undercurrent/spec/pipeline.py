@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 
 from undercurrent.errors import SpecValidationError
-from undercurrent.spec.enums import CaptureDtype, ExecutionMode, OnUnavailable, TensorType, UntilKind
+from undercurrent.spec.enums import CaptureDtype, ExecutionMode, OnUnavailable, UntilKind
 from undercurrent.spec.point import ExtractionPoint, ProbeSpec
 
 # A point's name is the end of a topic's name; Kafka allows 249 characters in all.
@@ -40,8 +40,6 @@ def _objections(point: ExtractionPoint, dtypes: Collection[CaptureDtype]) -> lis
         found.append(("position", f"{raw!r} is known only when the request has ended; a pipeline cannot capture it"))
     if point.until.kind is UntilKind.STOP_TOKEN:
         found.append(("until", "stop_token is not enforced by capture; accepted: generation_end, fixed_count"))
-    if point.tensor_type is TensorType.KV:
-        found.append(("tensor_type", "kv is not captured; accepted: residual_stream, attn_out, mlp_out, final_norm"))
     if point.on_unavailable is not OnUnavailable.CONTINUE:
         found.append(("on_unavailable", f"{point.on_unavailable.value} is not honoured yet; accepted: continue"))
     if point.reduce is not None:

@@ -21,7 +21,8 @@ class ActivationRecord:
         layer: 0-based; the output of that decoder block.
         token_pos: absolute over prompt plus generation.
         tensor_type: which tensor of the layer.
-        tensor: [width], usually a read-only view on a larger buffer: copy what is kept beyond the call.
+        tensor: [width], [2, kv_heads, head_dim] of `kv`, [2, k] of `router_topk`; usually a read-only view on a larger
+            buffer: copy what is kept beyond the call.
         is_generated: whether the token was generated rather than given.
         timestamp: when it was captured, seconds since the Unix epoch.
     """

@@ -20,7 +20,9 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _DESCRIPTIONS: Mapping[str, str] = {
     "name": "How prompts, probes and topics call the point; unique in the file.",
     "layers": "One layer or several, 0-based: a layer means that decoder block's output.",
-    "tensor_type": "Which tensor of the layer. final_norm has one layer, whose number is that of the decoder layers.",
+    "tensor_type": "Which tensor of the layer. final_norm has one layer, whose number is that of the decoder layers. "
+    "kv is [2, kv_heads, head_dim], keys before values; router_topk is [2, k], expert ids before weights; layer_input "
+    "is the residual stream before the layer.",
     "position": "Which tokens: a whole number, prompt[i], generated[i] (each with +k or -k behind it), prompt[*], "
     "generated[*], a slice [a:] or [a:b] of either, or * for every token. 0-based.",
     "stride": "Of many tokens: every n-th, counted from the start of the slice.",

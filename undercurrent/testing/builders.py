@@ -1,6 +1,6 @@
 """Records, contexts, points and streams for tests, made from plain arrays.
 
-records = make_records(rows, layers=[12], prompt_len=4)     # rows [tokens, width] or [tokens, layers, width]
+records = make_records(rows, layers=[12], prompt_len=4)     # rows [tokens, width] or [tokens, layers, *row shape]
 drive(MyProbe, records)                                     # as probe code sees them
 ring.send(*stream_messages(records))                        # as an engine's publisher writes them
 """
@@ -42,7 +42,7 @@ def make_record(
     """Return one record.
 
     Args:
-        tensor: [width]; handed on as it is where it is an array already, else made float32.
+        tensor: [width], or the shape of its type; handed on as it is where it is an array already, else made float32.
         layer: 0-based; the output of that decoder block.
         token_pos: absolute over prompt plus generation.
         is_generated: whether the token was generated rather than given.
@@ -78,7 +78,8 @@ def make_records(
     """Return the records of one request, tokens in order and layers within a token.
 
     Args:
-        tensors: [tokens, layers, width], or [tokens, width] for one layer.
+        tensors: [tokens, layers, width], or [tokens, width] for one layer; of `kv` [tokens, layers, 2, kv_heads,
+            head_dim], of `router_topk` [tokens, layers, 2, k].
         layers: of the columns; 0, 1, 2 ... when not given.
         positions: absolute positions of the tokens, ascending; 0, 1, 2 ... when not given.
         prompt_len: tokens of the prompt: those at and behind this position were generated.
@@ -93,9 +94,9 @@ def make_records(
         ValueError: shapes, layers and positions do not fit together.
         DecodeError: no such element type.
     """
-    values = _three_dimensional(np.array(tensors)).astype(dtype_of(dtype))
+    values = _by_layer(np.array(tensors)).astype(dtype_of(dtype))
     values.flags.writeable = False
-    tokens, columns, _ = values.shape
+    tokens, columns = values.shape[:2]
     numbers = list(range(columns)) if layers is None else list(layers)
     places = list(range(tokens)) if positions is None else list(positions)
     if len(numbers) != columns or len(set(numbers)) != columns:
@@ -117,11 +118,13 @@ def make_records(
     ]
 
 
-def _three_dimensional(values: NDArray[Any]) -> NDArray[Any]:
+def _by_layer(values: NDArray[Any]) -> NDArray[Any]:
     if values.ndim == 2:
         values = values[:, None, :]
-    if values.ndim != 3 or not values.shape[1] or not values.shape[2]:
-        raise ValueError(f"tensors {list(values.shape)}; accepted: [tokens, layers, width] or [tokens, width]")
+    if values.ndim < 3 or not all(values.shape[1:]):
+        raise ValueError(
+            f"tensors {list(values.shape)}; accepted: [tokens, layers, *shape of a row] or [tokens, width]"
+        )
     return values
 
 
@@ -170,7 +173,8 @@ def make_context(
     told: dict[str, Any] = {
         "prompt_len": grid.prompt_len,
         "layers": grid.layers,
-        "width": grid.values.shape[2],
+        "width": grid.width,
+        "row_shape": grid.row_shape,
         "tensor_type": grid.tensor_type.value,
         "dtype": grid.values.dtype.name,
     } | facts
@@ -205,7 +209,8 @@ def stream_messages(
         point=grid.point,
         attempt=attempt,
         layers=grid.layers,
-        width=grid.values.shape[2],
+        width=grid.width,
+        row_shape=grid.row_shape,
         dtype=grid.values.dtype.name,
         prompt_len=grid.prompt_len,
         tensor_type=grid.tensor_type.value,
@@ -229,6 +234,7 @@ class RecordGrid:
         positions: absolute, ascending.
         prompt_len: tokens of the prompt.
         values: [tokens, layers, width], read-only.
+        row_shape: of each record's tensor where it is not [width].
     """
 
     request_id: str
@@ -238,6 +244,12 @@ class RecordGrid:
     positions: tuple[int, ...]
     prompt_len: int
     values: NDArray[Any]
+    row_shape: tuple[int, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """Elements of one (token, layer) row."""
+        return int(self.values.shape[2])
 
     def sizes(self, blocks: BlockSizes) -> list[int]:
         """Return the tokens of each block.
@@ -278,7 +290,8 @@ def grid_of(records: Iterable[ActivationRecord], prompt_len: int | None = None) 
         raise ValueError(f"records of layers {list(layers)}; accepted: each token with all of them, in the same order")
     if any(later <= earlier for earlier, later in pairwise(positions)):
         raise ValueError(f"positions {list(positions)}; accepted: ascending")
-    values = np.stack([np.asarray(record.tensor) for record in listed]).reshape(len(positions), len(layers), -1)
+    stacked = np.stack([np.asarray(record.tensor) for record in listed])
+    values = stacked.reshape(len(positions), len(layers), -1)
     values.flags.writeable = False
     generated = next((record.token_pos for record in rows if record.is_generated), positions[-1] + 1)
     known = generated if prompt_len is None else prompt_len
@@ -292,6 +305,7 @@ def grid_of(records: Iterable[ActivationRecord], prompt_len: int | None = None) 
         positions=positions,
         prompt_len=known,
         values=values,
+        row_shape=stacked.shape[1:] if stacked.ndim > 2 else (),
     )
 
 

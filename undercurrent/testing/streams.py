@@ -7,6 +7,7 @@ for value in (stream.start(), stream.block([0, 1], rows), stream.end()):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -45,7 +46,8 @@ class StreamBuilder:
         attempt: number of the run.
         index: child of a request with n > 1.
         layers: layers of each record.
-        width: elements of a row.
+        width: elements of a row; follows from `row_shape` where that is given.
+        row_shape: shape of a row that is not [width]: [2, kv_heads, head_dim] of kv, [2, k] of router_topk.
         dtype: element type on the wire.
         prompt_len: tokens of the prompt.
         cached_prefix: positions that no record has.
@@ -75,10 +77,12 @@ class StreamBuilder:
         shard: int = 0,
         shards: int = 1,
         model_fingerprint: str = "",
+        row_shape: Sequence[int] = (),
     ) -> None:
         self.key = request_id.encode()
         self.layers = tuple(layers)
-        self.width = width
+        self.row_shape = tuple(row_shape)
+        self.width = math.prod(self.row_shape) if self.row_shape else width
         self.dtype = dtype
         self.next_seq = 0
         self._identity = {
@@ -115,6 +119,7 @@ class StreamBuilder:
             tensor_type=self._tensor_type,
             layers=self.layers,
             width=self.width,
+            row_shape=self.row_shape,
             dtype=self.dtype,
             point_hash="",
             started_at_us=0,
@@ -127,7 +132,7 @@ class StreamBuilder:
 
         Args:
             positions: absolute positions [n].
-            rows: values that can be shaped to [n, layers, width].
+            rows: values that can be shaped to [n, layers, width], rows of another shape included.
             step: scheduler step.
             captured_at_us: when it was captured.
         """
@@ -140,6 +145,7 @@ class StreamBuilder:
             dtype=self.dtype,
             width=self.width,
             layers=self.layers,
+            row_shape=self.row_shape,
             seq=self._seq(),
             step=step,
             captured_at_us=captured_at_us,

@@ -31,10 +31,11 @@ POINTS = (
     point("attention", "attn_out", ALL),
     point("mlp", "mlp_out", ALL),
     point("norm", "final_norm", (LAYERS,)),
+    point("entering", "layer_input", ALL),
     point("generated", "residual_stream", (2,), "generated[*]"),
     point("strided", "mlp_out", (3, 1), "prompt[2:50]", stride=3),
 )
-EVERYWHERE = tuple(p.name for p in POINTS[:4])
+EVERYWHERE = tuple(p.name for p in POINTS[:5])
 
 
 class Bench:

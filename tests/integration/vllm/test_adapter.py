@@ -164,7 +164,7 @@ def test_one_router_for_its_lifetime(adapter, router):
 
 def test_what_vllm_cannot_give_is_refused_by_name(adapter):
     for fields, text in (
-        ({"tensor_type": "kv"}, "tensor_type kv"),
+        ({"tensor_type": "router_topk"}, "tensor_type router_topk"),
         ({"layers": (17,)}, f"layers 0 to {LAYERS - 1}"),
         ({"tensor_type": "final_norm"}, f"final_norm has one layer, {LAYERS}"),
     ):

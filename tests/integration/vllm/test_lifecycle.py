@@ -91,8 +91,11 @@ def test_arguments_that_vllm_refuses_are_a_configuration_error(models):
 
 @pytest.mark.parametrize(
     ("bad_point", "match"),
-    [(point("deep", "mlp_out", (4,)), "point 'deep': the model has layers 0 to 3"), (point("k", "kv", (0,)), "kv")],
-    ids=["layer", "kv"],
+    [
+        (point("deep", "mlp_out", (4,)), "point 'deep': the model has layers 0 to 3"),
+        (point("experts", "router_topk", (0,)), "point 'experts': tensor_type router_topk"),
+    ],
+    ids=["layer", "experts"],
 )
 def test_a_point_that_the_model_cannot_serve_is_refused_by_name(models, bad_point, match):
     harness = Harness(models["llama"], points=(bad_point,))

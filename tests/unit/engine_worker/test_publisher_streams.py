@@ -5,7 +5,7 @@ import pytest
 
 from engine_worker.publisher_streams import RECORD_OVERHEAD_BYTES, Identity, StreamWriter
 from undercurrent.capture.frames import STEP_STAMP, Close, Drop, Fault, Loss, Open, Step, step_head
-from undercurrent.codec import Codec, as_array, positions, token_ids
+from undercurrent.codec import Codec, as_array, positions, token_ids, views
 from undercurrent.errors import RingError
 from undercurrent.protocol.messages import ActivationBlock, EndReason, StreamEnded, StreamStarted
 
@@ -64,6 +64,17 @@ def test_a_stream_is_numbered_without_a_gap_and_bracketed():
     assert cycle.ended == [("r1", 2, 0, "p")]
     assert cycle.captured_at_us == [1001, 1002]
     assert streams.cycle().records == {}
+
+
+def test_the_shape_of_a_row_travels_with_the_stream_and_with_each_record():
+    streams = writer()
+    content, rows = step(1, {1: 2})
+    streams.take(opened(1, tensor_type="router_topk", row_shape=(2, 2)), now_us=50)
+    streams.take(content, now_us=50)
+    (_, _, started), (_, _, found) = messages(streams.cycle())
+    assert (started.row_shape, started.width, found.row_shape) == ((2, 2), 4, (2, 2))
+    tensors = [record.tensor for record in views(found, started.prompt_len)]
+    assert np.array_equal(np.stack(tensors), rows.reshape(4, 2, 2))
 
 
 def test_streams_of_one_step_are_numbered_apart():

@@ -177,6 +177,28 @@ def test_numbers_that_add_up_to_more_than_a_field_holds_are_the_most_it_holds():
     assert [item.missing for item in said if item.kind is VerdictKind.RESULT] == [2**63 - 1]
 
 
+def test_a_block_of_another_shape_than_its_stream_is_an_error():
+    stream, other = (StreamBuilder("r", tensor_type="kv", row_shape=shape) for shape in ((2, 1, 4), (2, 2, 2)))
+    other.skip()
+    batch = [stream.start(), other.block([0], np.ones((1, 1, 8)))]
+    core = host(Quiet)
+    core.records([incoming(CODEC, Record("t", 0, n, b"r", v, 0, ())) for n, v in enumerate(batch)], NOW_US)
+    (said,) = {item.error for item in core.transaction().verdicts if item.kind is VerdictKind.ERROR}
+    assert said == "ProbeError: a block of float32 kv, [2, 2, 2] in a stream of float32 kv, [2, 1, 4]"
+
+
+def test_a_probe_sees_keys_and_values_in_their_shape():
+    seen = []
+
+    class Keen(Quiet):
+        def on_activation(self, record):
+            seen.append((record.tensor_type, record.tensor.shape, record.tensor[1, 0].tolist()))
+
+    stream = StreamBuilder("r", tensor_type="kv", row_shape=(2, 1, 2))
+    judge(Keen, stream.start(), stream.block([0], np.arange(4.0)), stream.end())
+    assert seen == [("kv", (2, 1, 2), [2.0, 3.0])]
+
+
 def test_a_block_of_layers_that_its_stream_has_not_is_an_error_and_no_clear_verdict():
     stream, other = (StreamBuilder("r", layers=layers) for layers in ((0, 1), (7,)))
     values = [stream.start(), stream.block([0], np.ones((1, 2, 4)))]

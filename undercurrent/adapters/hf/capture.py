@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
-from undercurrent.adapters.hf.hooks import HookSet
+from undercurrent.adapters.hf.hooks import HookSet, source
 from undercurrent.adapters.hf.model import LoadedModel
 from undercurrent.adapters.hf.running import Running
 from undercurrent.capture.plan import Batch
@@ -224,7 +224,7 @@ class HFCapture:
         for point in captured:
             for layer in point.group.layers:
                 try:
-                    self._parts.module(point.group.tensor_type, layer)
+                    source(self._parts, point.group.tensor_type, layer)
                 except CaptureError as exc:
                     raise CaptureError(f"point {point.name!r}: {exc}") from exc
         return captured

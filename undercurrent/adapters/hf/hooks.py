@@ -6,12 +6,13 @@ forward passes, one per request, each of which fills rows of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from undercurrent.adapters.model_map import ModelMap
 from undercurrent.capture.points import TapGroup
@@ -42,7 +43,7 @@ class HookSet:
         known: Mapping[TapGroup, torch.Tensor],
     ) -> None:
         modules = [
-            (group, index, parts.module(group.tensor_type, layer))
+            (group, index, source(parts, group.tensor_type, layer))
             for group in groups
             for index, layer in enumerate(group.layers)
         ]
@@ -58,7 +59,7 @@ class HookSet:
         self._fired = 0
         self._error: Exception | None = None
         self._hooks = [
-            module.register_forward_hook(self._hook(self.buffers[group][:, index, :]))
+            self._register(module, group.tensor_type, self.buffers[group][:, index, :])
             for group, index, module in modules
         ]
 
@@ -94,19 +95,38 @@ class HookSet:
             hook.remove()
         self._hooks.clear()
 
-    def _hook(self, rows: torch.Tensor) -> Callable[..., None]:
-        def hook(_module: torch.nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401 - any module's output
-            count = self._count
-            if count == 0:
-                return
-            try:
-                found = output[0] if isinstance(output, tuple) else output
-                if found.shape != (1, count, self._width):
-                    raise CaptureError(f"a module gave {tuple(found.shape)}, not {(1, count, self._width)}")
-                rows[self._first : self._first + count].copy_(found[0])
-                self._fired += 1
-            # This runs inside the model's forward pass: nothing of ours may leave it. `disarm` says it afterwards.
-            except Exception as exc:
-                self._error = self._error or exc
+    def _register(self, module: torch.nn.Module, tensor_type: str, rows: torch.Tensor) -> RemovableHandle:
+        if tensor_type == "layer_input":
+            return module.register_forward_pre_hook(
+                lambda _, args, given: self._copy(given.get("hidden_states", args[0] if args else None), rows),
+                with_kwargs=True,
+            )
+        return module.register_forward_hook(lambda _module, _args, output: self._copy(output, rows))
 
-        return hook
+    def _copy(self, given: Any, rows: torch.Tensor) -> None:  # noqa: ANN401 - what any module is given or returns
+        count = self._count
+        if count == 0:
+            return
+        try:
+            found = given[0] if isinstance(given, tuple) else given
+            if found.shape != (1, count, self._width):
+                raise CaptureError(f"a module gave {tuple(found.shape)}, not {(1, count, self._width)}")
+            rows[self._first : self._first + count].copy_(found[0])
+            self._fired += 1
+        # This runs inside the model's forward pass: nothing of ours may leave it. `disarm` says it afterwards.
+        except Exception as exc:
+            self._error = self._error or exc
+
+
+def source(parts: ModelMap, tensor_type: str, layer: int) -> torch.nn.Module:
+    """Return the module whose output, or of `layer_input` whose input, a tensor type is.
+
+    Args:
+        parts: of the model.
+        tensor_type: which tensor.
+        layer: 0-based.
+
+    Raises:
+        CaptureError: the layer has no such part.
+    """
+    return parts.layers[layer] if tensor_type == "layer_input" else parts.module(tensor_type, layer)

@@ -29,7 +29,9 @@ MEANINGS: Mapping[TensorType, str] = {
     TensorType.ATTN_OUT: "output of the layer's attention, as its module returns it, before it is added",
     TensorType.MLP_OUT: "output of the layer's MLP, as its module returns it, before it is added",
     TensorType.FINAL_NORM: "output of the norm after the last layer; addressed as one layer past the last",
-    TensorType.KV: "keys and values; not captured: an engine keeps them in pages that many requests share",
+    TensorType.KV: "the token's own keys and values as its attention is given them, [2, kv_heads, head_dim]; from vLLM",
+    TensorType.LAYER_INPUT: "what enters the layer: the residual stream before it; of layer 0 the embedding",
+    TensorType.ROUTER_TOPK: "ids of the token's experts, then their weights, [2, k]; from vLLM",
 }
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 # A record carries, beside the values, each token's position and id: int32 both.
@@ -43,7 +45,7 @@ class TensorFacts:
     Args:
         tensor_type: which.
         layers: that have it, as a point names them; none where it is not captured.
-        module: whose output it is, `{layer}` standing for the number; empty where it is none.
+        module: that gives it, `{layer}` standing for the number; empty where the model has none.
     """
 
     tensor_type: TensorType
@@ -195,16 +197,27 @@ def _tensors(model: nn.Module, parts: ModelMap) -> list[TensorFacts]:
 def _by_name(tensor_type: TensorType, parts: ModelMap, names: Mapping[nn.Module, str]) -> dict[str, list[int]]:
     """Return the layers that have a tensor type, by the name of the module: those of a hybrid model are not alike."""
     found: dict[str, list[int]] = {}
-    if tensor_type is TensorType.KV:
-        return found
     for layer, block in enumerate(parts.layers):
-        try:
-            module = parts.module(tensor_type.value, layer)
-        except CaptureError:  # this layer has no such part
+        module = _module(tensor_type, parts, layer)
+        if module is None:
             continue
         prefix, part = names[block].removesuffix(f".{layer}"), names[module].removeprefix(names[block])
         found.setdefault(f"{prefix}.{{layer}}{part}", []).append(layer)
     return found
+
+
+def _module(tensor_type: TensorType, parts: ModelMap, layer: int) -> nn.Module | None:
+    """Return the module that a tensor type of a layer belongs to, None where this layer has no such part."""
+    block = parts.layers[layer]
+    match tensor_type:
+        case TensorType.RESIDUAL_STREAM | TensorType.LAYER_INPUT:
+            return block
+        case TensorType.ATTN_OUT | TensorType.KV:
+            return parts.attention(layer)
+        case TensorType.ROUTER_TOPK:
+            return getattr(parts.mlp(layer), "experts", None)
+        case _:
+            return parts.mlp(layer)
 
 
 def _line(exc: BaseException) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from undercurrent.adapters.model_map import ModelMap
 
@@ -50,6 +50,10 @@ class HFOracle:
             self._parts.module(tensor_type, layer).register_forward_hook(_keep(seen, tensor_type, layer))
             for tensor_type, layer in (*wanted, ("final_norm", 0))
         ]
+        handles += [
+            block.register_forward_pre_hook(_keep_input(seen, layer), with_kwargs=True)
+            for layer, block in enumerate(self._parts.layers)
+        ]
         try:
             with torch.inference_mode():
                 self._model(torch.tensor([list(token_ids)]), use_cache=False)
@@ -57,7 +61,66 @@ class HFOracle:
             for handle in handles:
                 handle.remove()
         out = {t: np.stack([seen[t, n] for n in range(self._layers)], axis=1) for t in _OF_LAYERS}
-        return out | {"final_norm": seen["final_norm", 0][:, None, :]}
+        entering = np.stack([seen["layer_input", n] for n in range(self._layers)], axis=1)
+        return out | {"final_norm": seen["final_norm", 0][:, None, :], "layer_input": entering}
+
+    def keys_values(self, token_ids: Sequence[int]) -> Float32:
+        """Return what each layer adds to its cache, float32 [tokens, layers, 2, kv_heads, head_dim].
+
+        Args:
+            token_ids: the sequence.
+        """
+        seen: dict[int, Float32] = {}
+        cache = DynamicCache()
+        update = cache.update
+
+        def keep(keys: torch.Tensor, values: torch.Tensor, layer: int, *rest: object, **further: object) -> object:
+            # [1, kv_heads, tokens, head_dim] each; kept here, where no sliding window has cut them yet.
+            seen[layer] = torch.stack((keys[0], values[0])).permute(2, 0, 1, 3).float().numpy().copy()
+            return update(keys, values, layer, *rest, **further)
+
+        cache.update = keep
+        with torch.inference_mode():
+            self._model(torch.tensor([list(token_ids)]), past_key_values=cache, use_cache=True)
+        return np.stack([seen[layer] for layer in range(self._layers)], axis=1)
+
+    def router_topk(self, token_ids: Sequence[int]) -> dict[int, Float32]:
+        """Return expert ids and weights by layer, float32 [tokens, 2, k], each token's experts by falling weight.
+
+        Args:
+            token_ids: the sequence.
+        """
+        seen: dict[int, Float32] = {}
+
+        def keep(layer: int) -> Any:  # noqa: ANN401 - a torch hook
+            def hook(_module: Any, _args: Any, output: Any) -> None:  # noqa: ANN401
+                _, weights, ids = output
+                seen[layer] = torch.stack((ids.float(), weights.float()), dim=1).numpy()
+
+            return hook
+
+        routers = {layer: _router(self._parts.mlp(layer)) for layer in range(self._layers)}
+        handles = [part.register_forward_hook(keep(layer)) for layer, part in routers.items() if part is not None]
+        try:
+            with torch.inference_mode():
+                self._model(torch.tensor([list(token_ids)]), use_cache=False)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return seen
+
+
+def _router(part: Any) -> Any:  # noqa: ANN401 - a module, or None
+    """Return what chooses the experts of an MLP: a module that returns (logits, weights, ids)."""
+    return None if getattr(part, "experts", None) is None else getattr(part, "gate", None) or part.router
+
+
+def _keep_input(seen: dict[tuple[str, int], Float32], layer: int) -> Any:  # noqa: ANN401 - a torch hook
+    def hook(_module: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401
+        hidden = kwargs.get("hidden_states", args[0] if args else None)
+        seen["layer_input", layer] = hidden.detach()[0].float().numpy().copy()
+
+    return hook
 
 
 def _keep(seen: dict[tuple[str, int], Float32], tensor_type: str, layer: int) -> Any:  # noqa: ANN401 - a torch hook

@@ -12,6 +12,7 @@ import pytest
 
 from undercurrent.adapters.arguments import sampling_of
 from undercurrent.adapters.embedded import EmbeddedAdapter
+from undercurrent.adapters.routing import numpy_rows, torch_rows
 from undercurrent.core import Probe, ProbeAction, ProbeRegistry, ProbeResult, ProbeSignal
 from undercurrent.errors import (
     BadRequestError,
@@ -512,3 +513,11 @@ def test_a_model_that_does_not_start_leaves_no_thread_behind():
     with pytest.raises(CaptureError, match="no such model"):
         made.load_model("fake")
     assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize("rows", [numpy_rows, torch_rows], ids=["numpy", "torch"])
+def test_rows_have_the_shape_of_their_type(rows):
+    values = np.arange(24, dtype=np.float32)
+    found = rows(memoryview(bytearray(values.tobytes())), "float32", (2, 3, 2))
+    assert [tuple(row.shape) for row in found] == [(2, 3, 2)] * 2
+    assert np.array_equal(np.stack([np.asarray(row) for row in found]).ravel(), values)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -32,6 +34,7 @@ OPEN = frames.Open(
 )
 CONTROLS = [
     OPEN,
+    replace(OPEN, tensor_type="kv", row_shape=(2, 1, 4)),
     frames.Close(stream=7, reason="capture_error", detail="why", last_pos=9, emitted=4, dropped=2, closed_at_us=3),
     frames.Drop(reason="ring_full", losses=(frames.Loss(stream=7, messages=1, rows=2, first_pos=3, last_pos=4),)),
     frames.Fault(kind="bad_order", detail="no", engine_id="e", at_us=1),

@@ -23,7 +23,9 @@ def point(**fields):
 @pytest.mark.parametrize(
     ("fields", "match"),
     [
-        ({"tensor_type": "kv"}, "kv"),
+        ({"tensor_type": "kv"}, "tensor_type kv is not captured of this model by this engine"),
+        ({"tensor_type": "router_topk"}, "tensor_type router_topk is not captured"),
+        ({"layers": 4, "tensor_type": "layer_input"}, "layers 0 to 3"),
         ({"execution_mode": "inline"}, "inline"),
         ({"overflow": "drop_oldest"}, "drop_oldest"),
         ({"layers": 4}, "layers 0 to 3"),
@@ -49,6 +51,26 @@ def test_points_with_the_same_tensor_and_layers_share_a_group():
     ]
     assert len(tap_groups(made)) == 3
     assert [p.row_bytes for p in made] == [32, 32, 16, 64]
+
+
+SHAPES = {"kv": (2, 3, 4), "router_topk": (2, 5)}
+
+
+def test_keys_and_values_are_as_wide_as_their_shape():
+    made = CapturePoint.of(
+        point(tensor_type="kv", layers=[0, 2]), layers=4, width=8, model_dtype="bfloat16", shapes=SHAPES
+    )
+    assert (made.width, made.row_shape, made.group.dtype, made.row_bytes) == (24, (2, 3, 4), "bfloat16", 96)
+
+
+def test_a_router_s_choice_is_float32_whatever_the_model_computes_in():
+    of_model = {"layers": 4, "width": 8, "model_dtype": "bfloat16", "shapes": SHAPES}
+    made = CapturePoint.of(point(tensor_type="router_topk"), **of_model)
+    assert (made.width, made.row_shape, made.group.dtype) == (10, (2, 5), "float32")
+    assert CapturePoint.of(point(tensor_type="router_topk", dtype="float32"), **of_model).group == made.group
+    for dtype in ("float16", "bfloat16"):
+        with pytest.raises(CaptureError, match=f"dtype {dtype} cannot hold the expert ids"):
+            CapturePoint.of(point(tensor_type="router_topk", dtype=dtype), **of_model)
 
 
 def test_an_order_survives_the_way():

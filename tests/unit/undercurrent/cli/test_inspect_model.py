@@ -69,7 +69,9 @@ def test_a_family_is_understood(family: str, tmp_path: Path, capsys: Captured) -
         "residual_stream": (stack, every),
         "attn_out": (f"{stack}.{attention}", every),
         "mlp_out": (f"{stack}.mlp", every),
-        "kv": (None, []),
+        "kv": (f"{stack}.{attention}", every),
+        "layer_input": (stack, every),
+        "router_topk": (None, []),
         "final_norm": (norm, [4]),
     }
     assert all(tensor["meaning"] for tensor in facts["tensor_types"])

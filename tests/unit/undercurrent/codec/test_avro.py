@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from undercurrent.codec.avro import SCHEMA_NAMES, Codec, load_fingerprint, load_schema, schema_name
+from undercurrent.codec.avro import EARLIER, SCHEMA_NAMES, Codec, load_fingerprint, load_schema, schema_name
+from undercurrent.codec.tensors import as_array
 from undercurrent.errors import DecodeError, EncodeError
 from undercurrent.protocol import messages
 
@@ -74,8 +75,49 @@ def test_optional_fields_have_the_schema_s_default(name):
     assert required == {f["name"] for f in load_schema(name)["fields"] if "default" not in f}
 
 
+@pytest.mark.parametrize("key", EARLIER)
+def test_an_earlier_schema_has_every_field_of_today_that_has_no_default(key):
+    today = {field["name"]: field for field in load_schema(key.partition(".")[0])["fields"]}
+    then = {field["name"]: field for field in load_schema(key)["fields"]}
+    assert load_fingerprint(key) != load_fingerprint(key.partition(".")[0])
+    assert all("default" in today[name] for name in today.keys() - then.keys())
+    assert all(today[name]["type"] == then[name]["type"] for name in today.keys() & then.keys())
+
+
+FIRST_BLOCK = bytes.fromhex(
+    "c301decdc399e28e3a28027206000270000265121e726573696475616c5f73747265616d0e666c6f61743332080400040002000e8080f2818389"
+    "85061800000000010000000200000018000000000100000002000000c001000000000000803f0000004000004040000080400000a0400000c040"
+    "0000e0400000004100001041000020410000304100004041000050410000604100007041000080410000884100009041000098410000a0410000"
+    "a8410000b0410000b841"
+)
+FIRST_STARTED = bytes.fromhex(
+    "c301e43540e62ab28b500272060002700002651200020400026d00000000001e726573696475616c5f73747265616d04000400080e666c6f6174"
+    "33320461610202000202740a"
+)
+
+
+def test_what_the_first_version_wrote_is_read():
+    """The bytes are that version's; a topic may hold them for as long as its retention says."""
+    found = CODEC.decode(FIRST_BLOCK)
+    assert isinstance(found, messages.ActivationBlock)
+    assert (found.request_id, found.layers, found.width, found.row_shape) == ("r", (0, 2), 4, ())
+    assert as_array(found).ravel().tolist() == list(range(24))
+    started = CODEC.decode(FIRST_STARTED)
+    assert isinstance(started, messages.StreamStarted)
+    assert (started.tenant, started.unembedded_positions, started.started_at_us, started.row_shape) == (
+        "t",
+        (1,),
+        5,
+        (),
+    )
+    for cut in range(10, len(FIRST_STARTED)):
+        with pytest.raises(DecodeError, match="StreamStarted"):
+            CODEC.decode(FIRST_STARTED[:cut])
+
+
 def test_fingerprints_are_distinct_and_in_the_order_of_the_specification():
-    assert len({load_fingerprint(name) for name in SCHEMA_NAMES}) == len(SCHEMA_NAMES)
+    keys = (*SCHEMA_NAMES, *EARLIER)
+    assert len({load_fingerprint(key) for key in keys}) == len(keys)
     encoded = CODEC.encode(started())
     assert encoded[:2] == b"\xc3\x01"
     assert encoded[2:10] == load_fingerprint("EngineStarted")

@@ -38,17 +38,18 @@ def block(**changes):
     st.text(st.characters(codec="utf-8"), max_size=300),
     st.integers(0, 2**31 - 1),
     st.lists(st.integers(0, 200), max_size=100).map(tuple),
+    st.lists(st.integers(1, 300), max_size=4).map(tuple),
     *[LONGS] * 3,
     st.integers(0, 2**31 - 1),
     *[st.binary(max_size=300)] * 3,
 )
 @settings(max_examples=300, deadline=None)
-def test_bytes_are_those_of_fastavro(rid, index, layers, seq, step, at_us, revision, positions, token_ids, data):
+def test_bytes_are_those_of_fastavro(rid, index, layers, shape, seq, step, at_us, revision, positions, token_ids, data):
     wanted = block(
-        request_id=rid, index=index, layers=layers, seq=seq, step=step, captured_at_us=at_us, revision=revision,
-        positions=positions, token_ids=token_ids, data=data,
+        request_id=rid, index=index, layers=layers, row_shape=shape, seq=seq, step=step, captured_at_us=at_us,
+        revision=revision, positions=positions, token_ids=token_ids, data=data,
     )  # fmt: skip
-    encoder = BlockEncoder(CODEC, block(request_id=rid, index=index, layers=layers))
+    encoder = BlockEncoder(CODEC, block(request_id=rid, index=index, layers=layers, row_shape=shape))
     got = encoder.encode(seq, step, at_us, memoryview(positions), token_ids, memoryview(data), revision=revision)
     assert got == CODEC.encode(wanted)
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.undercurrent.codec.test_blocks import block
-from undercurrent.codec import Codec, as_array, positions, token_ids, views
+from undercurrent.codec import Codec, as_array, positions, row_shape, token_ids, views
 from undercurrent.errors import DecodeError
 
 CODEC = Codec()
@@ -37,6 +37,23 @@ def test_nothing_is_copied():
     assert np.shares_memory(as_array(got), base)
     assert all(np.shares_memory(r.tensor, base) for r in views(got, 1))
     assert not as_array(got).flags.writeable
+
+
+def test_rows_of_a_shape_of_their_own_are_views_of_that_shape():
+    values = np.arange(72, dtype="<f4").reshape(3, 2, 2, 2, 3)
+    got = CODEC.decode(CODEC.encode(block(width=12, row_shape=(2, 2, 3), tensor_type="kv", data=values.tobytes())))
+    assert row_shape(got) == (2, 2, 3)
+    assert as_array(got).shape == (3, 2, 12)
+    found = [record.tensor for record in views(got, 1)]
+    assert np.array_equal(np.stack(found).reshape(values.shape), values)
+    assert all(np.shares_memory(tensor, np.frombuffer(got.data, np.uint8)) for tensor in found)
+    assert row_shape(block()) == (4,)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (4, 1, 2), (-2, -2), (0,)])
+def test_a_shape_of_another_number_of_elements_is_refused(shape):
+    with pytest.raises(DecodeError, match="rows of shape"):
+        as_array(block(row_shape=shape))
 
 
 @pytest.mark.parametrize(

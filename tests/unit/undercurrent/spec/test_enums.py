@@ -7,7 +7,7 @@ import pytest
 from undercurrent import spec
 
 CONTRACT = {
-    "TensorType": "residual_stream attn_out mlp_out kv final_norm",
+    "TensorType": "residual_stream attn_out mlp_out kv final_norm layer_input router_topk",
     "ProbeKind": "single_shot trajectory",
     "ExecutionMode": "inline async",
     "UntilKind": "generation_end fixed_count stop_token",

@@ -25,7 +25,6 @@ def test_an_async_point_runs():
         ({"name": "x" * 151}, "name"),
         ({"position": "generated[-2]"}, "position"),
         ({"until": UntilPolicy("stop_token", None, 7)}, "until"),
-        ({"tensor_type": "kv"}, "tensor_type"),
         ({"reduce": {"project": "m.safetensors"}}, "reduce"),
         ({"on_unavailable": "hold_intake"}, "on_unavailable"),
         ({"dtype": "float16"}, "dtype"),

@@ -48,6 +48,20 @@ def test_tensors_of_torch_stand_for_an_embedded_engine_and_stream_alike():
     assert stream_messages(records) == stream_messages(make_records(np.ones((2, 4))))
 
 
+def test_rows_of_a_shape_of_their_own_keep_it_to_the_stream_and_back():
+    rows = np.arange(48, dtype=np.float32).reshape(2, 1, 2, 3, 4)
+    records = make_records(rows, layers=[3], tensor_type="kv", prompt_len=1)
+    assert [record.tensor.shape for record in records] == [(2, 3, 4)] * 2
+    started, *blocks, _ = stream_messages(records)
+    assert (started.width, started.row_shape) == (24, (2, 3, 4))
+    again = [record.tensor for block in blocks for record in views(block, started.prompt_len)]
+    assert np.array_equal(np.stack(again), rows[:, 0])
+    facts = make_context(records).stream
+    assert facts is not None
+    assert (facts.width, facts.row_shape) == (24, (2, 3, 4))
+    assert make_context(make_records(np.ones((2, 4)))).stream.row_shape == ()
+
+
 def test_the_arrays_given_stay_as_they_were():
     rows = np.ones((2, 4), np.float32)
     records = make_records(rows)

@@ -64,6 +64,15 @@ def test_each_pass_fills_the_rows_it_was_given_with_the_layers_in_the_order_of_t
     assert rows(hooks, MLP)[:3, 0, 0].tolist() == [2, 3, 8]
 
 
+def test_what_enters_a_layer_is_copied_before_it_runs(model):
+    group = TapGroup(tensor_type="layer_input", layers=(0, 2), dtype="float32")
+    hooks = hooks_of(model, group)
+    hooks.arm(0, 2)
+    model(torch.tensor([[[1.0] * 4, [5.0] * 4]]))
+    assert hooks.disarm() is None
+    assert rows(hooks, group)[:2, :, 0].tolist() == [[1, 3], [5, 7]]
+
+
 def test_nothing_is_copied_between_steps(model):
     hooks = hooks_of(model, RESIDUAL)
     model(torch.ones(1, 2, WIDTH))
