@@ -19,8 +19,10 @@ from transformers import (
     GemmaConfig,
     GPT2Config,
     LlamaConfig,
+    MixtralConfig,
     PretrainedConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
 )
 
 from undercurrent.testing.byte_tokenizer import byte_tokenizer
@@ -65,6 +67,24 @@ def _gemma2(layers: int, width: int, max_len: int) -> PretrainedConfig:
     return Gemma2Config(**_rotary(layers, width, max_len), head_dim=32, query_pre_attn_scalar=32, sliding_window=24)
 
 
+def _mixtral(layers: int, width: int, max_len: int) -> PretrainedConfig:
+    return MixtralConfig(
+        **_rotary(layers, width, max_len), num_local_experts=4, num_experts_per_tok=2, sliding_window=None
+    )
+
+
+def _qwen2_moe(layers: int, width: int, max_len: int) -> PretrainedConfig:
+    # Three of six experts, whose weights do not add up to one.
+    return Qwen2MoeConfig(
+        **_rotary(layers, width, max_len),
+        num_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=width,
+        shared_expert_intermediate_size=width,
+        norm_topk_prob=False,
+    )
+
+
 def _gpt2(layers: int, width: int, max_len: int) -> PretrainedConfig:
     return GPT2Config(
         vocab_size=VOCAB_SIZE,
@@ -83,6 +103,8 @@ _FAMILIES: Mapping[str, Callable[[int, int, int], PretrainedConfig]] = {
     "qwen2": _qwen2,
     "gemma": _gemma,
     "gemma2": _gemma2,
+    "mixtral": _mixtral,
+    "qwen2_moe": _qwen2_moe,
 }
 
 
@@ -100,7 +122,7 @@ def build_tiny_model(
     """Write a model of random weights with its tokenizer; return its folder.
 
     Args:
-        family: `llama`, `gpt2`, `qwen2`, `gemma` or `gemma2`.
+        family: `llama`, `gpt2`, `qwen2`, `gemma`, `gemma2`, `mixtral` or `qwen2_moe`.
         folder: to write to.
         layers: decoder layers.
         width: hidden size, a multiple of 64.
