@@ -197,7 +197,7 @@ class StreamWriter:
             cached_prefix=opened.cached_prefix,
             model=identity.model,
             revision=identity.revision,
-            weights_version=identity.weights_version,
+            weights_version="+".join(filter(None, (identity.weights_version, opened.weights_version))),
             lora=opened.lora,
             quantization=identity.quantization,
             model_fingerprint=identity.model_fingerprint,

@@ -21,7 +21,7 @@ from weakref import WeakSet
 import numpy as np
 
 from undercurrent.adapters.route import Route, Stream
-from undercurrent.capture.frames import Close, Content, Drop, Fault, Open, Step, decode
+from undercurrent.capture.frames import Close, Content, Drop, Fault, Open, Rewind, Step, decode
 from undercurrent.capture.ring import RingReader
 from undercurrent.codec.tensors import dtype_of
 from undercurrent.core import ProbeSignal
@@ -134,6 +134,8 @@ class StreamRouter:
             case Drop():
                 for loss in content.losses:
                     _fail(self._streams.get(loss.stream), f"{loss.rows} rows were lost: {content.reason}")
+            case Rewind():
+                _fail(self._streams.get(content.stream), f"position {content.first_pos} was computed again")
             case Fault():
                 for one in [self._of_engine(content.engine_id)] if content.engine_id else list(self._routes.values()):
                     if one is not None:

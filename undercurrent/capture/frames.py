@@ -1,4 +1,4 @@
-"""What stands in the ring: five kinds of frames, and how to read and write them.
+"""What stands in the ring: six kinds of frames, and how to read and write them.
 
     for frame in reader.read():
         match decode(frame):
@@ -6,6 +6,7 @@
             case Step() as step:             # rows of one scheduler step at one point, for one or more streams
                 for stream, positions, token_ids, data in step.segments(): ...
             case Drop() as drop: ...         # declared loss: these messages and rows will never come
+            case Rewind() as rewound: ...    # rows from a position on are void: they come again, of other tokens
             case Close() as closed: ...      # the stream's last frame
             case Fault() as fault: ...       # a capture error that has no stream
 
@@ -49,6 +50,7 @@ class FrameKind(IntEnum):
     CLOSE = 3
     DROP = 4
     ERROR = 5
+    REWIND = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,7 @@ class Open:
         point_hash: SHA-256 of the point as the engine understood it, hex.
         tenant: on whose behalf.
         lora: LoRA adapter, empty for none.
+        weights_version: of the model, empty for those that it was loaded with.
         opened_at_us: microseconds since the Unix epoch.
     """
 
@@ -92,6 +95,7 @@ class Open:
     point_hash: str = ""
     tenant: str | None = None
     lora: str = ""
+    weights_version: str = ""
     opened_at_us: int = 0
     row_shape: tuple[int, ...] = ()
 
@@ -102,8 +106,8 @@ class Close:
 
     Args:
         stream: its number.
-        reason: `finished` or `capture_error`, as in EndReason.
-        detail: in words, for `capture_error`.
+        reason: `finished`, `capture_error` or `superseded`, as in EndReason.
+        detail: in words, where it is not `finished`.
         last_pos: last position that stands in a step frame, -1 for none.
         emitted: rows in step frames; the count of every layer.
         dropped: rows in drop frames; the count of every layer.
@@ -151,6 +155,21 @@ class Drop:
     reason: str
     losses: tuple[Loss, ...]
     dropped_at_us: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewind:
+    """Rows of a stream from a position on are void: the engine computes them again, of other tokens.
+
+    Args:
+        stream: its number.
+        first_pos: first position whose rows are void.
+        rewound_at_us: microseconds since the Unix epoch.
+    """
+
+    stream: int
+    first_pos: int
+    rewound_at_us: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,10 +245,10 @@ class Step:
             first = last
 
 
-Content = Open | Step | Close | Drop | Fault
+Content = Open | Step | Close | Drop | Rewind | Fault
 """What a frame says."""
 
-_Json = TypeVar("_Json", Open, Close, Drop, Fault)
+_Json = TypeVar("_Json", Open, Close, Drop, Rewind, Fault)
 
 _CONTROLS = {
     cls: (kind, tuple(item.name for item in fields(cls)))
@@ -237,6 +256,7 @@ _CONTROLS = {
         (Open, FrameKind.OPEN),
         (Close, FrameKind.CLOSE),
         (Drop, FrameKind.DROP),
+        (Rewind, FrameKind.REWIND),
         (Fault, FrameKind.ERROR),
     )
 }
@@ -244,7 +264,7 @@ _TUPLES = {"layers", "row_shape"}
 _LOSS = tuple(item.name for item in fields(Loss))
 
 
-def encode(content: Open | Close | Drop | Fault) -> tuple[int, bytes]:
+def encode(content: Open | Close | Drop | Rewind | Fault) -> tuple[int, bytes]:
     """Return kind and payload of a control frame."""
     kind, names = _CONTROLS[type(content)]
     # dataclasses.asdict copies deeply, field by field: 40 us of the engine's thread for each request.
@@ -269,6 +289,8 @@ def decode(frame: Frame) -> Content:
             return _from_json(Close, frame)
         case FrameKind.DROP:
             return _from_json(Drop, frame)
+        case FrameKind.REWIND:
+            return _from_json(Rewind, frame)
         case FrameKind.ERROR:
             return _from_json(Fault, frame)
     raise RingError(f"frames of kind {frame.kind} are unknown", offset=frame.offset)

@@ -17,6 +17,8 @@ from undercurrent.capture.points import CapturePoint
 
 IntArray = npt.NDArray[np.integer]
 
+_UNKNOWN = (-1).to_bytes(4, sys.byteorder, signed=True)
+
 LOOKAHEAD = 64
 """Steps that a selector is asked about beforehand: a steady plan is rebuilt at least that often."""
 
@@ -87,6 +89,8 @@ class Request:
         streams: one per point that it wants.
         done: positions below this were considered; a preempted request that computes them again emits nothing.
         key: (request_id, attempt, index).
+        history: input token ids of positions `first` to `done`, int32 as bytes.
+        first: position that `history` begins with.
     """
 
     engine_id: str
@@ -94,6 +98,35 @@ class Request:
     streams: tuple[Stream, ...]
     done: int
     key: tuple[str, int, int]
+    history: bytearray = field(default_factory=bytearray)
+    first: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin to remember at the first position that will be computed."""
+        self.first = self.done
+
+    def remember(self, start: int, token_ids: npt.NDArray[np.int32]) -> None:
+        """Take note of what was computed from position `start` on; what is known already is not compared here."""
+        known = self.first + len(self.history) // 4
+        if start > known:
+            self.history += _UNKNOWN * (start - known)
+            known = start
+        self.history += token_ids[max(0, known - start) :].tobytes()
+        self.done = max(self.done, start + len(token_ids))
+
+    def differs_at(self, start: int, token_ids: npt.NDArray[np.int32]) -> int:
+        """Return the first position from `start` on that was computed of another token before, -1 for none."""
+        low = max(start, self.first)
+        before = np.frombuffer(self.history, np.int32)[low - self.first :]
+        again = token_ids[low - start :]
+        count = min(len(before), len(again))
+        different = np.flatnonzero(before[:count] != again[:count])
+        return low + int(different[0]) if len(different) else -1
+
+    def rewind(self, position: int) -> None:
+        """Forget everything from a position on."""
+        del self.history[max(0, 4 * (position - self.first)) :]
+        self.done = min(self.done, position)
 
 
 @dataclass(slots=True)
@@ -151,10 +184,11 @@ class Plan:
         expected: positions computed before the next step, the int32 of all slots read as one number.
         one_each: what a step of one token a slot adds to it.
         lanes: the frames of a step.
-        requests: requests with an order in this batch, and their tokens per step.
+        requests: requests with an order in this batch, their first row and their real rows per step.
         base: positions at the plan's first step, for each of `requests`.
         valid_for: steps that the selectors' answers hold.
         steps: steps done.
+        token_ids: input token ids of all rows of each step done.
     """
 
     engine_ids: list[str]
@@ -163,15 +197,17 @@ class Plan:
     expected: int
     one_each: int
     lanes: tuple[Lane, ...]
-    requests: tuple[tuple[Request, int], ...]
+    requests: tuple[tuple[Request, int, int], ...]
     base: tuple[int, ...]
     valid_for: int
     steps: int = 0
+    token_ids: list[bytes] = field(default_factory=list)
 
     def settle(self) -> None:
         """Add what its steps did to the counts of requests and streams; a settled plan is not used again."""
-        for (request, count), base in zip(self.requests, self.base, strict=True):
-            request.done = max(request.done, base + self.steps * count)
+        ids = np.frombuffer(b"".join(self.token_ids), np.int32).reshape(self.steps, self.rows)
+        for (request, row, count), base in zip(self.requests, self.base, strict=True):
+            request.remember(base, ids[:, row : row + count].reshape(-1))
         for lane in self.lanes:
             if lane.sent:
                 for stream, count, last in zip(lane.streams, lane.counts, lane.last, strict=True):
@@ -274,7 +310,7 @@ def build_plan(
         kept: per slot, how many of its first rows are real; None where all are.
     """
     gathers = {point.name: _Gather(point) for point in points}
-    present: list[tuple[Request, int]] = []
+    present: list[tuple[Request, int, int]] = []
     base: list[int] = []
     steady = kept is None and int(starts[-1] - starts[0]) == len(engine_ids)
     valid_for = LOOKAHEAD if steady else 1
@@ -284,7 +320,7 @@ def build_plan(
             continue
         start, row = int(computed[slot]), int(starts[slot])
         count = int(starts[slot + 1]) - row if kept is None else int(kept[slot])
-        present.append((request, count))
+        present.append((request, row, count))
         base.append(start)
         low = max(start, request.done)
         if low > start:

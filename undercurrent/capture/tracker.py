@@ -22,15 +22,15 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from undercurrent.capture.frames import STEP_HEAD, STEP_STAMP, Close, Drop, Fault, FrameKind, Loss, Open, encode
-from undercurrent.capture.plan import Batch, Lane, Plan, Request, Stream, build_plan
+from undercurrent.capture.emission import Emission
+from undercurrent.capture.frames import STEP_HEAD, Close, Fault, Open, Rewind, encode
+from undercurrent.capture.losses import Losses
+from undercurrent.capture.plan import Batch, Plan, Request, Stream, build_plan
 from undercurrent.capture.points import CapturePoint, Order, TapGroup, tap_groups
 from undercurrent.capture.sides import RingWriter
 from undercurrent.errors import CaptureError
 
 _HEAD_ROWS_BYTES = 32
-_WAIT_S = 0.0005
-_LOSSES_PER_FRAME = 32
 _MAX_DETAIL = 500
 
 
@@ -60,9 +60,7 @@ class Tracker:
         clock_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         self._writer = writer
-        self._ring = writer.data
-        self._ring_bytes = np.frombuffer(writer.data, np.uint8)
-        self._block_timeout_s = block_timeout_s
+        self._emission = Emission(writer, block_timeout_s)
         self._check_plans = check_plans
         self._clock_us = clock_us
         self._requests: dict[str, Request] = {}
@@ -70,10 +68,8 @@ class Tracker:
         self._plan: Plan | None = None
         self._needed: Plan | None = None  # with `check_plans`: what a plan in use must be equal to
         self._lanes = 0
-        self._gave_up_at = -1
         self._streams = 0
-        self._uncommitted: list[Lane] = []
-        self._losses: dict[str, dict[int, Loss]] = {}
+        self._losses = Losses(writer, clock_us)
         self.set_points(points, buffers)
 
     def set_points(self, points: Sequence[CapturePoint], buffers: dict[TapGroup, npt.NDArray[np.uint8]]) -> None:
@@ -93,8 +89,7 @@ class Tracker:
         max_rows = {point.name: self._rows_per_frame(point) for point in points}
         self._retire()
         self._points = known
-        self._buffers = buffers
-        self._views = {group: array.reshape(-1).data for group, array in buffers.items()}
+        self._emission.use(buffers)
         self._max_rows = max_rows
 
     @property
@@ -121,7 +116,15 @@ class Tracker:
         return tap_groups(tuple(self._points.values()))
 
     def open(
-        self, engine_id: str, order: Order, *, index: int, prompt_len: int, cached_prefix: int, lora: str = ""
+        self,
+        engine_id: str,
+        order: Order,
+        *,
+        index: int,
+        prompt_len: int,
+        cached_prefix: int,
+        lora: str = "",
+        weights_version: str = "",
     ) -> None:
         """Open the streams of a request.
 
@@ -132,6 +135,7 @@ class Tracker:
             prompt_len: tokens of its prompt.
             cached_prefix: positions that will not be computed.
             lora: LoRA adapter, empty for none.
+            weights_version: of the model, empty for those that it was loaded with.
 
         Raises:
             CaptureError: this request is being captured already.
@@ -162,6 +166,7 @@ class Tracker:
                 point_hash=point.point_hash,
                 tenant=order.tenant,
                 lora=lora,
+                weights_version=weights_version,
                 opened_at_us=self._clock_us(),
             )
             self._writer.put_control(*encode(opened))
@@ -175,14 +180,14 @@ class Tracker:
 
         Args:
             engine_id: the engine's id of it.
-            reason: `finished` or `capture_error`.
+            reason: `finished`, `capture_error` or `superseded`.
             detail: in words, for a capture error.
         """
         request = self._requests.get(engine_id)
         if request is None:
             return
         self._retire()
-        self._declare_losses(wait=True)
+        self._losses.declare(wait=True)
         for stream in request.streams:
             closed = Close(
                 stream=stream.number,
@@ -204,8 +209,7 @@ class Tracker:
             engine_ids: the requests.
             detail: what went wrong; never a token or a tensor.
         """
-        self._writer.rollback()
-        self._uncommitted.clear()
+        self._emission.rollback()
         self._writer.count_error()
         for engine_id in engine_ids:
             self.close(engine_id, "capture_error", detail)
@@ -217,6 +221,15 @@ class Tracker:
             detail: what went wrong; never a token or a tensor.
         """
         self.fail(list(self._requests), detail)
+
+    def supersede(self, detail: str) -> None:
+        """End the streams of every request because what follows is computed by other weights.
+
+        Args:
+            detail: what has changed them.
+        """
+        for engine_id in list(self._requests):
+            self.close(engine_id, "superseded", detail)
 
     def fault(self, kind: str, detail: str, engine_id: str = "") -> None:
         """Report an error that has no stream.
@@ -253,18 +266,19 @@ class Tracker:
             return
         plan = self._current(batch)
         # What was lost must be declared before anything else of its stream is written.
-        full = bool(self._losses) and not self._declare_losses(wait=False)
+        full = bool(self._losses) and not self._losses.declare(wait=False)
         lost: set[str] = set()
         if plan.steps:
             self._advance(plan, batch)
         for lane in plan.lanes:
             name = lane.point.name
             if lane.point.group in stale:
-                self._lose(lane, "stale_tap")
-            elif full or name in lost or not self._emit(lane, batch, now_us):
-                self._lose(lane, "ring_full")
+                self._losses.add(lane, "stale_tap")
+            elif full or name in lost or not self._emission.emit(lane, batch, now_us, plan.steps):
+                self._losses.add(lane, "ring_full")
                 lost.add(name)
-        self._commit()
+        self._emission.commit(plan.steps)
+        plan.token_ids.append(batch.token_bytes[: 4 * batch.rows].tobytes())
         plan.steps += 1
         plan.expected += plan.one_each
 
@@ -286,9 +300,31 @@ class Tracker:
                     raise CaptureError("the plan in use differs from the one this step needs")
             return plan
         self._retire()
+        self._look_back(batch)
         self._plan = self._build(batch)
         self._lanes += len(self._plan.lanes)
         return self._plan
+
+    def _look_back(self, batch: Batch) -> None:
+        """Take back what was captured of positions that are computed again, now of other tokens."""
+        for slot, engine_id in enumerate(batch.engine_ids):
+            request = self._requests.get(engine_id)
+            if request is None or batch.computed[slot] >= request.done:
+                continue
+            row = int(batch.starts[slot])
+            end = int(batch.starts[slot + 1]) if batch.kept is None else row + int(batch.kept[slot])
+            position = request.differs_at(int(batch.computed[slot]), batch.token_ids[row:end])
+            if position >= 0:
+                self._rewind(request, position)
+
+    def _rewind(self, request: Request, position: int) -> None:
+        self._losses.declare(wait=True)
+        request.rewind(position)
+        for stream in request.streams:
+            if stream.last_pos >= position:
+                rewind = Rewind(stream=stream.number, first_pos=position, rewound_at_us=self._clock_us())
+                self._writer.put_control(*encode(rewind))
+                stream.last_pos = position - 1
 
     def _build(self, batch: Batch) -> Plan:
         count = len(batch.engine_ids)
@@ -322,86 +358,3 @@ class Tracker:
         if self._plan is not None:
             self._plan.settle()
             self._plan = None
-
-    def _emit(self, lane: Lane, batch: Batch, now_us: int) -> bool:
-        """Write a lane's frame; return whether there was room."""
-        head, size = lane.head, lane.frame_bytes
-        at = self._writer.reserve(FrameKind.STEP, size)
-        if at < 0 and lane.point.blocks:
-            at = self._wait(size)
-        if at < 0:
-            return False
-        ring, row_bytes, data_at, end = self._ring, lane.point.row_bytes, at + len(head), at + size
-        STEP_STAMP.pack_into(head, 0, batch.step, now_us)
-        if lane.first >= 0:
-            lane.token_bytes[:] = batch.token_bytes[4 * lane.first : 4 * lane.end]
-            ring[at:data_at] = head
-            ring[data_at:end] = self._views[lane.point.group][lane.first * row_bytes : lane.end * row_bytes]
-        else:
-            batch.token_ids.take(lane.rows, out=lane.tokens, mode="clip")
-            ring[at:data_at] = head
-            target = self._ring_bytes[data_at:end].reshape(-1, row_bytes)
-            np.take(self._buffers[lane.point.group], lane.rows, axis=0, out=target, mode="clip")
-        self._uncommitted.append(lane)
-        return True
-
-    def _wait(self, size: int) -> int:
-        """Wait for the reader, as the point's policy says; return the offset of the frame's payload or -1."""
-        self._commit()
-        if self._writer.released_bytes == self._gave_up_at:
-            return -1
-        deadline = time.monotonic() + self._block_timeout_s
-        while time.monotonic() < deadline:
-            time.sleep(_WAIT_S)
-            at = self._writer.reserve(FrameKind.STEP, size)
-            if at >= 0:
-                return at
-        # A reader that did not come back in time is not waited for again until it has read something: the engine must
-        # go on. That a smaller frame still finds room says nothing of the reader.
-        self._gave_up_at = self._writer.released_bytes
-        return -1
-
-    def _commit(self) -> None:
-        self._writer.commit()
-        if self._uncommitted:
-            steps = self._plan.steps if self._plan else 0
-            for lane in self._uncommitted:
-                lane.sent += 1
-                lane.last_sent = steps
-            self._uncommitted.clear()
-
-    def _lose(self, lane: Lane, reason: str) -> None:
-        losses = self._losses.setdefault(reason, {})
-        first = 0
-        for stream, count in zip(lane.streams, lane.counts, strict=True):
-            low, high = int(lane.positions[first]), int(lane.positions[first + count - 1])
-            first += count
-            stream.dropped += count
-            before = losses.get(stream.number)
-            losses[stream.number] = Loss(
-                stream=stream.number,
-                messages=1 + (before.messages if before else 0),
-                rows=count + (before.rows if before else 0),
-                first_pos=before.first_pos if before else low,
-                last_pos=high,
-            )
-        self._writer.count_dropped(len(lane.rows))
-
-    def _declare_losses(self, *, wait: bool) -> bool:
-        """Write drop frames; where there is no room they wait in memory, or stay undeclared and grow for now."""
-        for reason, losses in list(self._losses.items()):
-            for streams in _chunks(list(losses)):
-                part = tuple(losses[stream] for stream in streams)
-                kind, payload = encode(Drop(reason=reason, losses=part, dropped_at_us=self._clock_us()))
-                if wait:
-                    self._writer.put_control(kind, payload)
-                elif not self._writer.offer_control(kind, payload):
-                    return False
-                for stream in streams:
-                    del losses[stream]
-            del self._losses[reason]
-        return True
-
-
-def _chunks(streams: list[int]) -> list[list[int]]:
-    return [streams[i : i + _LOSSES_PER_FRAME] for i in range(0, len(streams), _LOSSES_PER_FRAME)]

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from undercurrent.capture.frames import Close, Drop, Fault, Loss, Open, Step, decode
+from undercurrent.capture.frames import Close, Drop, Fault, Loss, Open, Rewind, Step, decode
 from undercurrent.capture.ring import RingReader
 
 
@@ -31,6 +31,7 @@ class CapturedStream:
         rows: one array [layers, width] for each, in the type that was captured.
         steps: the engine's step that each came from.
         losses: rows that were declared lost.
+        rewinds: what was taken back; the rows of it are no longer in the lists above.
         closed: its last frame, None as long as it has not come.
     """
 
@@ -40,7 +41,15 @@ class CapturedStream:
     rows: list[NDArray[Any]] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
+    rewinds: list[Rewind] = field(default_factory=list)
     closed: Close | None = None
+
+    def take_back(self, rewind: Rewind) -> None:
+        """Forget the rows that a rewind makes void."""
+        keep = sum(position < rewind.first_pos for position in self.positions)
+        for values in (self.positions, self.token_ids, self.rows, self.steps):
+            del values[keep:]
+        self.rewinds.append(rewind)
 
 
 class RingLog:
@@ -74,6 +83,8 @@ class RingLog:
                 case Drop() as drop:
                     for loss in drop.losses:
                         self._by_number[loss.stream].losses.append(loss)
+                case Rewind() as rewind:
+                    self._by_number[rewind.stream].take_back(rewind)
                 case Fault() as fault:
                     self.faults.append(fault)
                 case Step() as step:

@@ -282,7 +282,7 @@ class _Waits:
 
     def __init__(self, monkeypatch):
         self.times, self.then = 0, lambda: None
-        monkeypatch.setattr("undercurrent.capture.tracker.time", self)
+        monkeypatch.setattr("undercurrent.capture.emission.time", self)
 
     def monotonic(self):
         return float(self.times)

@@ -1,0 +1,73 @@
+"""What was captured and given up: gathered per stream, and declared as soon as there is room to say so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from undercurrent.capture.frames import Drop, Loss, encode
+from undercurrent.capture.plan import Lane
+from undercurrent.capture.sides import RingWriter
+
+_LOSSES_PER_FRAME = 32
+
+
+class Losses:
+    """See the module.
+
+    Args:
+        writer: where drop frames go.
+        clock_us: now, microseconds since the Unix epoch.
+    """
+
+    def __init__(self, writer: RingWriter, clock_us: Callable[[], int]) -> None:
+        self._writer = writer
+        self._clock_us = clock_us
+        self._by_reason: dict[str, dict[int, Loss]] = {}
+
+    def __bool__(self) -> bool:
+        """Whether anything is still to be declared."""
+        return bool(self._by_reason)
+
+    def add(self, lane: Lane, reason: str) -> None:
+        """Give up the rows of a lane.
+
+        Args:
+            lane: of the current step.
+            reason: as in `Drop`.
+        """
+        losses = self._by_reason.setdefault(reason, {})
+        first = 0
+        for stream, count in zip(lane.streams, lane.counts, strict=True):
+            low, high = int(lane.positions[first]), int(lane.positions[first + count - 1])
+            first += count
+            stream.dropped += count
+            before = losses.get(stream.number)
+            losses[stream.number] = Loss(
+                stream=stream.number,
+                messages=1 + (before.messages if before else 0),
+                rows=count + (before.rows if before else 0),
+                first_pos=before.first_pos if before else low,
+                last_pos=high,
+            )
+        self._writer.count_dropped(len(lane.rows))
+
+    def declare(self, *, wait: bool) -> bool:
+        """Write drop frames; return whether nothing is left to declare.
+
+        Args:
+            wait: where there is no room they wait in memory; else they stay undeclared and grow.
+        """
+        for reason, losses in list(self._by_reason.items()):
+            streams = list(losses)
+            for first in range(0, len(streams), _LOSSES_PER_FRAME):
+                part = streams[first : first + _LOSSES_PER_FRAME]
+                drop = Drop(reason=reason, losses=tuple(losses[s] for s in part), dropped_at_us=self._clock_us())
+                kind, payload = encode(drop)
+                if wait:
+                    self._writer.put_control(kind, payload)
+                elif not self._writer.offer_control(kind, payload):
+                    return False
+                for stream in part:
+                    del losses[stream]
+            del self._by_reason[reason]
+        return True
