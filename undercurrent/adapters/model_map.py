@@ -1,4 +1,7 @@
-"""Where in a model of torch the captured tensors are: decoder layers, attention and MLP blocks, the final norm."""
+"""Where in a model of torch the captured tensors are: a module, and what is read of it.
+
+Decoder layers, their attention and MLP blocks, and the final norm are found by their structure.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,28 @@ from torch import nn
 
 from undercurrent.errors import CaptureError
 
+WHOLE, FIRST, SUM, BESIDE = "tensor", "h", "h + r", "h, r"
+"""What is read of a module's output or of its named inputs: a tensor; the first of a tuple; the sum of the first two in
+their own type, or the first alone where the second is None; the first two side by side in one row."""
+
 _ATTENTION = ("self_attn", "attn", "attention", "self_attention")
 _MLP = ("mlp", "block_sparse_moe", "feed_forward", "ffn")
 _FINAL_NORM = ("norm", "ln_f", "final_layernorm", "final_layer_norm", "norm_f")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a tensor of a layer is read.
+
+    Args:
+        module: the module that has it.
+        at: `WHOLE`, `FIRST`, `SUM` or `BESIDE`.
+        inputs: names of arguments of its `forward`, read in place of its output, before it runs.
+    """
+
+    module: nn.Module
+    at: str = FIRST
+    inputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +96,19 @@ class ModelMap:
         if part is None:
             raise CaptureError(f"layer {layer} ({type(module).__name__}) has no part that gives {tensor_type}")
         return part
+
+    def source(self, tensor_type: str, layer: int) -> Source:
+        """Return where a tensor type of a layer is read; for `residual_stream` as far as it is known without a run.
+
+        Args:
+            tensor_type: as in `module`.
+            layer: 0-based; ignored for the final norm.
+
+        Raises:
+            CaptureError: the layer has no such part.
+        """
+        at = WHOLE if tensor_type == "residual_stream" else FIRST
+        return Source(self.module(tensor_type, layer), at)
 
     def attention(self, layer: int) -> nn.Module | None:
         """Return the attention block of a layer, None where it has none under a known name."""

@@ -31,15 +31,18 @@ class TapGroup:
         tensor_type: which tensor of a layer.
         layers: in the order of the buffer.
         dtype: NumPy name of an element in the buffer.
+        width: elements of one (token, layer).
     """
 
     tensor_type: str
     layers: tuple[int, ...]
     dtype: str
+    width: int
 
-    def row_bytes(self, width: int) -> int:
-        """Return the bytes of one token's row [layers, width]."""
-        return len(self.layers) * width * ELEMENT_BYTES[self.dtype]
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token's row [layers, width]."""
+        return len(self.layers) * self.width * ELEMENT_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +52,6 @@ class CapturePoint:
     Args:
         name: of the point.
         group: what it reads.
-        width: elements of one (token, layer).
         select: (start, stop, prompt_len) -> wanted absolute positions in [start, stop), ascending.
         blocks: whether a full ring is waited for (`overflow: block`) before rows are dropped.
         token_ids: whether records carry token ids.
@@ -59,7 +61,6 @@ class CapturePoint:
 
     name: str
     group: TapGroup
-    width: int
     select: Callable[[int, int, int], range]
     blocks: bool = False
     token_ids: bool = True
@@ -67,9 +68,14 @@ class CapturePoint:
     row_shape: tuple[int, ...] = ()
 
     @property
+    def width(self) -> int:
+        """Elements of one (token, layer)."""
+        return self.group.width
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of one row."""
-        return self.group.row_bytes(self.width)
+        return self.group.row_bytes
 
     @classmethod
     def of(
@@ -102,8 +108,12 @@ class CapturePoint:
             raise CaptureError(f"point {point.name!r}: elements of type {dtype} are not supported")
         return cls(
             name=point.name,
-            group=TapGroup(tensor_type=point.tensor_type.value, layers=point.layers, dtype=dtype),
-            width=math.prod(shape) if shape else width,
+            group=TapGroup(
+                tensor_type=point.tensor_type.value,
+                layers=point.layers,
+                dtype=dtype,
+                width=math.prod(shape) if shape else width,
+            ),
             row_shape=shape,
             select=point.positions,
             blocks=point.overflow is Overflow.BLOCK,
@@ -141,7 +151,7 @@ def _refuse(point: ExtractionPoint, layers: int, shapes: Mapping[str, tuple[int,
 
 def tap_groups(points: Sequence[CapturePoint]) -> tuple[TapGroup, ...]:
     """Return the distinct tap groups of some points, in a canonical order."""
-    return tuple(sorted({p.group for p in points}, key=lambda g: (g.tensor_type, g.layers, g.dtype)))
+    return tuple(sorted({p.group for p in points}, key=lambda g: (g.tensor_type, g.layers, g.dtype, g.width)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

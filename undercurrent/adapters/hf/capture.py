@@ -85,7 +85,7 @@ class HFCapture:
     @property
     def max_rows(self) -> int:
         """Most rows of a step, such that a slow reader of the ring does not lose the first of a long prompt."""
-        row_bytes = sum(group.row_bytes(self._loaded.width) for group in self._tracker.groups)
+        row_bytes = sum(group.row_bytes for group in self._tracker.groups)
         if not row_bytes or not self._tracker.live:
             return self._most_rows
         return max(1, min(self._most_rows, self._ring.capacity // _RING_SHARE // row_bytes))
@@ -231,10 +231,10 @@ class HFCapture:
 
     def _hook_set(self, points: Sequence[CapturePoint], buffers: Mapping[TapGroup, torch.Tensor]) -> HookSet:
         groups = tap_groups(points)
-        wanted = sum(group.row_bytes(self._loaded.width) for group in groups) * self._most_rows
+        wanted = sum(group.row_bytes for group in groups) * self._most_rows
         if wanted > self._max_tap_bytes:
             raise CaptureError(
                 f"the points need {wanted} bytes for {self._most_rows} rows, more than max_tap_bytes = "
                 f"{self._max_tap_bytes}: capture fewer layers or lower max_num_batched_tokens"
             )
-        return HookSet(groups, self._parts, width=self._loaded.width, max_rows=self._most_rows, known=buffers)
+        return HookSet(groups, self._parts, max_rows=self._most_rows, known=buffers)

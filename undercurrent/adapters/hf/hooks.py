@@ -25,7 +25,6 @@ class HookSet:
     Args:
         groups: what to capture.
         parts: where the modules are.
-        width: hidden size.
         max_rows: most rows of a step.
         known: buffers of groups that have one already; those of other groups are made.
 
@@ -38,7 +37,6 @@ class HookSet:
         groups: Sequence[TapGroup],
         parts: ModelMap,
         *,
-        width: int,
         max_rows: int,
         known: Mapping[TapGroup, torch.Tensor],
     ) -> None:
@@ -51,10 +49,9 @@ class HookSet:
             group: known[group]
             if group in known
             # On the host, wherever the model runs: that is where the ring is.
-            else torch.zeros((max_rows, len(group.layers), width), dtype=getattr(torch, group.dtype))
+            else torch.zeros((max_rows, len(group.layers), group.width), dtype=getattr(torch, group.dtype))
             for group in groups
         }
-        self._width = width
         self._first = self._count = 0
         self._fired = 0
         self._error: Exception | None = None
@@ -109,8 +106,8 @@ class HookSet:
             return
         try:
             found = given[0] if isinstance(given, tuple) else given
-            if found.shape != (1, count, self._width):
-                raise CaptureError(f"a module gave {tuple(found.shape)}, not {(1, count, self._width)}")
+            if found.shape != (1, count, rows.shape[1]):
+                raise CaptureError(f"a module gave {tuple(found.shape)}, not {(1, count, rows.shape[1])}")
             rows[self._first : self._first + count].copy_(found[0])
             self._fired += 1
         # This runs inside the model's forward pass: nothing of ours may leave it. `disarm` says it afterwards.

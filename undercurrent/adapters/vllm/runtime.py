@@ -132,7 +132,6 @@ class WorkerCapture:
         return TapSet(
             groups,
             self._parts,
-            width=self._width,
             max_rows=max_rows,
             device=self._device,
             max_tap_bytes=self._settings.max_tap_bytes,
@@ -167,7 +166,7 @@ class WorkerCapture:
         kinds = (TensorType.RESIDUAL_STREAM, TensorType.ATTN_OUT, TensorType.MLP_OUT, TensorType.FINAL_NORM)
         for kind in kinds:
             layers = (self._layers,) if kind is TensorType.FINAL_NORM else tuple(range(self._layers))
-            group = TapGroup(tensor_type=kind.value, layers=layers, dtype=self._dtype)
+            group = TapGroup(tensor_type=kind.value, layers=layers, dtype=self._dtype, width=self._width)
             try:
                 taps = self._tap_set((group,), min(self._runner.max_rows, _CHECKED_ROWS))
                 try:
@@ -199,12 +198,9 @@ class WorkerCapture:
         taps = self._tap_set(tap_groups(tuple(known.values())), self._runner.max_rows)
         for tap in taps.taps:
             tap.mode = self._modes[tap.group.tensor_type, tap.layer]
-        try:
-            self._tracker.set_points(tuple(known.values()), taps.rows_as_bytes())
-        except CaptureError:
-            taps.remove()
-            raise
+        self._tracker.set_points(tuple(known.values()), taps.rows_as_bytes())
         self._taps.remove()
+        taps.install()
         self._taps = taps
         self._known = frozenset(point.name for point in captured)
 

@@ -11,6 +11,7 @@ There is no KV cache in these runs, and without one attention leaves its output 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ import torch
 from torch import nn
 
 from undercurrent.adapters.model_map import ModelMap
-from undercurrent.adapters.vllm.tap import FIRST, SUM, WHOLE, TapSet
+from undercurrent.adapters.vllm.tap import BESIDE, FIRST, SUM, WHOLE, Tap, TapSet
 from undercurrent.errors import CaptureError
 
 _ROWS = 16
@@ -52,8 +53,8 @@ def self_check(
     """Decide what each residual tap reads, and prove every tap; return the decision per layer class.
 
     Args:
-        run: runs the model on int32 token ids.
-        taps: of the model; the mode of residual taps is set here.
+        run: runs the model on int32 token ids, nothing of it compiled.
+        taps: of the model, not installed yet; the mode of residual taps is set here, then they are installed.
         parts: of the model.
         vocab_size: token ids to choose from.
         rows: most rows that a run may have.
@@ -75,6 +76,7 @@ def self_check(
                 tap.mode = modes[tap.layer]
                 decided[type(tap.module).__name__] = tap.mode
         _prove(run, taps, parts, ids)
+    taps.install()
     return decided
 
 
@@ -145,21 +147,33 @@ def _clone(value: Any) -> Any:  # noqa: ANN401 - any module's output
 def _quiet_attention(parts: ModelMap) -> Iterator[None]:
     generator = torch.Generator().manual_seed(0)
 
-    def replace(_module: nn.Module, _args: Any, output: Any) -> Any:  # noqa: ANN401
+    def replace(output: Any) -> Any:  # noqa: ANN401
         first = _first(output)
         if first is None:
             return output
         noise = torch.randn(first.shape, generator=generator).to(first)
         return (noise, *output[1:]) if isinstance(output, tuple) else noise
 
-    modules = [parts.attention(layer) for layer in range(len(parts.layers))]
-    # First of all hooks: what is tapped is then what the layer goes on with.
-    handles = [m.register_forward_hook(replace, prepend=True) for m in modules if m is not None]
+    undo = [_beneath(m, replace) for m in map(parts.attention, range(len(parts.layers))) if m is not None]
     try:
         yield
     finally:
-        for handle in handles:
-            handle.remove()
+        for step in undo:
+            step()
+
+
+def _beneath(module: nn.Module, replace: Callable[[Any], Any]) -> Callable[[], None]:
+    """Replace what a module gives below everything that will be laid over it; return what undoes that."""
+    inner, previous = module.forward, module.__dict__.get("forward")
+    module.forward = lambda *args, **kwargs: replace(inner(*args, **kwargs))
+
+    def undo() -> None:
+        if previous is None:
+            del module.forward
+        else:
+            module.forward = previous
+
+    return undo
 
 
 @contextmanager
@@ -207,28 +221,43 @@ def _watch(parts: ModelMap) -> Iterator[_Seen]:
 
 def _prove(run: Callable[[np.ndarray], None], taps: TapSet, parts: ModelMap, ids: np.ndarray) -> None:
     expected: dict[int, torch.Tensor] = {}
-
-    def note(slot: int, mode: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401
-            first = _first(output)
-            if first is not None:
-                expected[slot] = first + output[1] if mode == SUM else first.clone()
-
-        return hook
-
-    handles = [tap.module.register_forward_hook(note(tap.slot, tap.mode)) for tap in taps.taps]
-    taps.arm(_STEP, len(ids))
-    try:
-        with _quiet_attention(parts):
+    handles = [_note(tap, expected) for tap in taps.taps]
+    # A tap on attention reads what the module computed, which no hook has replaced yet: the noise comes from below it.
+    with _quiet_attention(parts):
+        taps.install()
+        taps.arm(_STEP, len(ids))
+        try:
             run(ids)
-    finally:
-        taps.disarm()
-        for handle in handles:
-            handle.remove()
+        finally:
+            taps.remove()
+            for handle in handles:
+                handle.remove()
     taps.stale(_STEP, len(ids))
     for tap in taps.taps:
         name = f"{tap.group.tensor_type} of layer {tap.layer} ({type(tap.module).__name__})"
-        if not taps.fired(tap, _STEP) or tap.slot not in expected:
+        if not taps.fired(tap, _STEP, len(ids)) or tap.slot not in expected:
             raise CaptureError(f"the tap on {name} did not fire on {len(ids)} rows")
         if not torch.equal(tap.out[: len(ids)], expected[tap.slot].to(tap.out.dtype)):
-            raise CaptureError(f"the tap on {name} copied something else than the module returned")
+            raise CaptureError(f"the tap on {name} copied something else than the module gave")
+
+
+def _note(tap: Tap, expected: dict[int, torch.Tensor]) -> Any:  # noqa: ANN401 - a handle of torch
+    """Keep what a tap should copy, by other means than the tap's."""
+
+    def of_output(_module: nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401
+        expected[tap.slot] = _wanted(tap, output if isinstance(output, tuple) else (output,))
+
+    def of_inputs(module: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ANN401
+        given = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
+        expected[tap.slot] = _wanted(tap, tuple(given.get(name) for name in tap.source.inputs))
+
+    if tap.source.inputs:
+        return tap.module.register_forward_pre_hook(of_inputs, with_kwargs=True)
+    return tap.module.register_forward_hook(of_output)
+
+
+def _wanted(tap: Tap, values: tuple[Any, ...]) -> torch.Tensor:
+    tensors = [value.flatten(1) for value in values if isinstance(value, torch.Tensor)]
+    if tap.mode == SUM and len(tensors) > 1:
+        return tensors[0] + tensors[1]
+    return torch.cat(tensors[:2], dim=1) if tap.mode == BESIDE else tensors[0].clone()

@@ -1,55 +1,49 @@
-"""Taps: forward hooks that copy what a module computed into buffers, each stamped with the step it belongs to.
+"""Taps: a module's `forward` is wrapped, and what it gave is copied into a buffer, stamped with the step it belongs to.
 
 One buffer [max rows, layers, width] per tap group, so that all layers of a token stand side by side: the rows of a
-record are one slice. A tap is a `torch.library` op that mutates its buffer, so that a compiler which meets it cannot
-drop it; on a CPU, where nothing is compiled yet, it is the same copy without the dispatcher around it. The stamp is
-written with the copy: a tap that did not run in a step is seen by its stamp, not believed.
+record are one slice. The stamp is written with the copy: a tap that did not run in a step, or ran on fewer rows than
+the step has, is seen by its stamp, not believed.
+
+There are three ways to copy. On a CPU without a compiler: from Python, without torch's dispatcher around it. On a GPU
+without a compiler or graphs: by the op of `tap_op`, while a step is armed. Where the model is compiled or captured: by
+that op in every run, since what a graph contains is decided before there is a step; such taps are installed before the
+model runs first, and stay.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from undercurrent.adapters.model_map import ModelMap
+from undercurrent.adapters.model_map import BESIDE, FIRST, SUM, WHOLE, ModelMap, Source
+from undercurrent.adapters.vllm.tap_op import ROWS_SHIFT, copy_rows, tap_op
 from undercurrent.capture.points import TapGroup
 from undercurrent.errors import CaptureError
 
+__all__ = ["BESIDE", "FIRST", "SUM", "WHOLE", "Tap", "TapSet", "Way"]
+
 logger = logging.getLogger(__name__)
 
-SUM, FIRST, WHOLE = "h + r", "h", "tensor"
-"""What of a module's output is tapped: the sum of a pair, its first element, the output itself."""
+_STEP_MASK = (1 << ROWS_SHIFT) - 1
 
-_libraries: list[torch.library.Library] = []
-
-
-def tap_op() -> Callable[..., None]:
-    """Return the op `undercurrent::tap(x, r, out, stamp, step)`: out[:n] = x (+ r), stamp = step."""
-    if not _libraries:
-        library = torch.library.Library("undercurrent", "DEF")
-        library.define("tap(Tensor x, Tensor? r, Tensor(a!) out, Tensor(b!) stamp, Tensor step) -> ()")
-        library.impl("tap", _tap, "CompositeExplicitAutograd")
-        library.impl("tap", lambda x, r, out, stamp, step: None, "Meta")
-        _libraries.append(library)
-    op: Callable[..., None] = torch.ops.undercurrent.tap.default
-    return op
+Copy = Callable[[torch.Tensor, torch.Tensor | None], None]
 
 
-def _tap(x: torch.Tensor, r: torch.Tensor | None, out: torch.Tensor, stamp: torch.Tensor, step: torch.Tensor) -> None:
-    target = out[: x.shape[0]]
-    if r is None:
-        target.copy_(x)
-    else:
-        # In the model's own type, as the model itself adds them; out of place, since both are still needed.
-        torch.add(x, r, out=target)
-    stamp.copy_(step)
+class Way(Enum):
+    """How taps copy; see the module."""
+
+    HOST = "from Python"
+    OP = "by the op, in armed steps"
+    GRAPH = "by the op, in every run"
 
 
 @dataclass(slots=True)
@@ -58,34 +52,38 @@ class Tap:
 
     Args:
         group: it belongs to.
+        index: of the layer in the group.
         slot: its stamp.
         layer: 0-based.
-        module: whose output it copies.
+        source: what it reads.
+        mode: what of it, at first `source.at`.
         out: where, [max rows, width].
-        stamp: its element of the stamps.
-        mode: what of the output.
     """
 
     group: TapGroup
+    index: int
     slot: int
     layer: int
-    module: torch.nn.Module
-    out: torch.Tensor
-    stamp: torch.Tensor
+    source: Source
     mode: str
+    out: torch.Tensor
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The module whose output or input it copies."""
+        return self.source.module
 
 
 class TapSet:
-    """All taps of a model.
+    """All taps of a model. They copy from `install` on, which fixes what each of them reads.
 
     Args:
         groups: what to tap.
         parts: where the modules are.
-        width: hidden size.
         max_rows: most rows of a step.
         device: of the model.
         max_tap_bytes: refuse beyond this.
-        on_host: write the stamps from Python, without the op; by default where the model runs on the CPU.
+        way: how to copy; by default from Python where the model runs on the CPU, else by the op.
 
     Raises:
         CaptureError: the buffers would be too large, or the model lacks a part.
@@ -96,50 +94,45 @@ class TapSet:
         groups: Sequence[TapGroup],
         parts: ModelMap,
         *,
-        width: int,
         max_rows: int,
         device: torch.device,
         max_tap_bytes: int,
-        on_host: bool | None = None,
+        way: Way | None = None,
     ) -> None:
-        self.bytes = sum(group.row_bytes(width) for group in groups) * max_rows
+        self.bytes = sum(group.row_bytes for group in groups) * max_rows
         if self.bytes > max_tap_bytes:
             raise CaptureError(
                 f"taps need {self.bytes} bytes for {max_rows} rows, more than max_tap_bytes = {max_tap_bytes}: "
                 "capture fewer layers or lower max_num_batched_tokens"
             )
-        self._width = width
-        self._shape: torch.Size | None = None
-        self._rows_shape = torch.Size((0, width))
-        self._targets: list[torch.Tensor] = []
-        self._number = 0
+        on_cpu = device.type == "cpu"
+        self.way = way or (Way.HOST if on_cpu else Way.OP)
         self.error: Exception | None = None
-        count = sum(len(group.layers) for group in groups)
-        self._stamps = torch.zeros(count, dtype=torch.int64, device=device)
-        self._step = torch.zeros((), dtype=torch.int64, device=device)
+        self.taps: list[Tap] = []
         self._buffers: dict[TapGroup, torch.Tensor] = {}
         self._mirrors: dict[TapGroup, torch.Tensor] = {}
-        self.taps: list[Tap] = []
         for group in groups:
-            shape = (max_rows, len(group.layers), width)
+            shape = (max_rows, len(group.layers), group.width)
             buffer = torch.zeros(shape, dtype=getattr(torch, group.dtype), device=device)
             self._buffers[group] = buffer
             # Off the CPU the rows of a step are copied to the host at its end: correct, and not yet overlapped.
-            self._mirrors[group] = buffer if device.type == "cpu" else torch.zeros(shape, dtype=buffer.dtype)
+            self._mirrors[group] = buffer if on_cpu else torch.zeros(shape, dtype=buffer.dtype)
             for index, layer in enumerate(group.layers):
-                slot = len(self.taps)
-                module = parts.module(group.tensor_type, layer)
-                mode = WHOLE if group.tensor_type == "residual_stream" else FIRST
-                self.taps.append(Tap(group, slot, layer, module, buffer[:, index, :], self._stamps[slot], mode))
-        self._stamps_host = self._stamps if device.type == "cpu" else torch.zeros(count, dtype=torch.int64)
+                source = parts.source(group.tensor_type, layer)
+                self.taps.append(Tap(group, index, len(self.taps), layer, source, source.at, buffer[:, index, :]))
+        self._stamps = torch.zeros(len(self.taps), dtype=torch.int64, device=device)
+        self._step = torch.zeros(1, dtype=torch.int64, device=device)
+        self._stamps_host = self._stamps if on_cpu else torch.zeros(len(self.taps), dtype=torch.int64)
         self._stamp_array: npt.NDArray[np.int64] = self._stamps_host.numpy()
-        # On the host itself the stamps and the step's number are plain memory, and taps need no dispatcher.
-        self._on_host = device.type == "cpu" if on_host is None else on_host
+        # On the host itself the stamps and the step's number are plain memory.
         self._stamp_words = memoryview(self._stamp_array)
-        self._rows = 0
+        self._step_word = memoryview(self._step.numpy()) if on_cpu else None
+        self._armed = False
+        self._rows = self._number = 0
         self._fresh = b""
-        self._op = tap_op()
-        self._hooks = [tap.module.register_forward_hook(self._hook(tap)) for tap in self.taps]
+        self._shapes: list[torch.Size] = []
+        self._targets: list[torch.Tensor] = []
+        self._wrapped: list[tuple[torch.nn.Module, Callable[..., Any], Callable[..., Any] | None]] = []
 
     def rows_as_bytes(self) -> dict[TapGroup, npt.NDArray[np.uint8]]:
         """Return the host's view of each group's buffer, uint8 [max rows, row bytes]."""
@@ -150,23 +143,30 @@ class TapSet:
 
         Args:
             step: its number, above 0.
-            rows: that it has; a module that computes another number of rows is not believed.
+            rows: that it has; a module that gives fewer, or without a graph another number, is not believed.
         """
-        if self._on_host:
-            self._number = step
-        else:
-            self._step.fill_(step)
-        self._fresh = step.to_bytes(8, sys.byteorder) * len(self.taps)
+        self._number = step + (rows << ROWS_SHIFT)
+        self._fresh = self._number.to_bytes(8, sys.byteorder) * len(self.taps)
+        if self.way is not Way.HOST:
+            self._set_step(step)
         if rows != self._rows:
             self._rows = rows
-            self._rows_shape = torch.Size((rows, self._width))
-            self._targets = [tap.out[:rows] for tap in self.taps] if self._on_host else []
-        self._shape = self._rows_shape
+            self._shapes = [torch.Size((rows, tap.group.width)) for tap in self.taps]
+            self._targets = [tap.out[:rows] for tap in self.taps]
         self.error = None
+        self._armed = True
 
     def disarm(self) -> None:
-        """Let the taps do nothing until the next `arm`."""
-        self._shape = None
+        """Let the taps do nothing until the next `arm`; those in a graph off the CPU still write, and nobody reads."""
+        self._armed = False
+        if self._step_word is not None:
+            self._step_word[0] = 0
+
+    def _set_step(self, step: int) -> None:
+        if self._step_word is not None:
+            self._step_word[0] = step
+        else:
+            self._step.fill_(step)
 
     def stale(self, step: int, rows: int) -> frozenset[TapGroup]:
         """Bring the rows of a step to the host; return the groups that do not have them.
@@ -186,53 +186,143 @@ class TapSet:
                 self._mirrors[group][:rows].copy_(buffer[:rows])
         if self._stamp_words.tobytes() == self._fresh:
             return frozenset()
-        return frozenset(tap.group for tap in self.taps if self._stamp_array[tap.slot] != step)
+        return frozenset(tap.group for tap in self.taps if not self.fired(tap, step, rows))
 
-    def fired(self, tap: Tap, step: int) -> bool:
-        """Whether a tap copied in a step; ask after `stale`.
+    def fired(self, tap: Tap, step: int, rows: int) -> bool:
+        """Whether a tap copied at least the rows of a step; ask after `stale`.
 
         Args:
             tap: one of `taps`.
             step: its number.
+            rows: that it has.
         """
-        return bool(self._stamp_array[tap.slot] == step)
+        stamp = int(self._stamp_array[tap.slot])
+        return stamp & _STEP_MASK == step and stamp >> ROWS_SHIFT >= rows
+
+    def install(self) -> None:
+        """Wrap the modules; those that are wrapped already stay so below.
+
+        Raises:
+            CaptureError: a module does not have the inputs that a tap reads.
+        """
+        modules = {id(tap.module): tap.module for tap in self.taps}
+        for key, module in modules.items():
+            taps = [tap for tap in self.taps if id(tap.module) == key]
+            before = [_of_inputs(tap, self._copy(tap)) for tap in taps if tap.source.inputs]
+            after = [_of_output(tap, self._copy(tap)) for tap in taps if not tap.source.inputs]
+            inner = module.forward
+            if self.way is Way.GRAPH:
+                forward = _always(inner, tuple(before), tuple(after))
+            else:
+                forward = self._when_armed(inner, before, after)
+            self._wrapped.append((module, forward, module.__dict__.get("forward")))
+            module.forward = forward
 
     def remove(self) -> None:
-        """Take the hooks off the model."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        """Take the taps off the model again, last installed first."""
+        self.disarm()
+        while self._wrapped:
+            module, forward, previous = self._wrapped.pop()
+            # What somebody else has wrapped since stays, and what is below it copies nothing any more.
+            if module.__dict__.get("forward") is forward:
+                if previous is None:
+                    del module.forward
+                else:
+                    module.forward = previous
 
-    def _hook(self, tap: Tap) -> Callable[..., None]:
-        copy = self._host_copy(tap) if self._on_host else self._op_copy(tap)
+    def _copy(self, tap: Tap) -> Copy:
+        beside = tap.mode == BESIDE
+        if self.way is not Way.HOST:
+            op, buffer, index, stamps, slot, step = (
+                tap_op(),
+                self._buffers[tap.group],
+                tap.index,
+                self._stamps,
+                tap.slot,
+                self._step,
+            )
+            return lambda x, r: op(x, r, beside, buffer, index, stamps, slot, step)
+        slot, words = tap.slot, self._stamp_words
 
-        def hook(_module: torch.nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401 - any module's output
-            shape = self._shape
-            if shape is None:
-                return
+        def by_shape(x: torch.Tensor, r: torch.Tensor | None) -> None:
+            # Another shape leaves the stamp old, and so the rows unbelieved.
+            if x.shape == self._shapes[slot]:
+                if r is None:
+                    self._targets[slot].copy_(x)
+                else:
+                    torch.add(x, r, out=self._targets[slot])
+                words[slot] = self._number
+
+        def by_size(x: torch.Tensor, r: torch.Tensor | None) -> None:
+            if x.shape[0] == self._rows and copy_rows(x, r, beside, self._targets[slot]):
+                words[slot] = self._number
+
+        # The usual tensors are [rows, width] already: one comparison tells.
+        return by_size if beside or tap.source.inputs else by_shape
+
+    def _when_armed(
+        self, inner: Callable[..., Any], before: Sequence[Callable[..., None]], after: Sequence[Callable[..., None]]
+    ) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any module's own signature
+            if not self._armed:
+                return inner(*args, **kwargs)
+            if before:
+                self._each(before, args, kwargs)
+            output = inner(*args, **kwargs)
             try:
-                first = output[0] if isinstance(output, tuple) else output
-                # Another shape leaves the stamp old, and so the rows unbelieved.
-                if first.shape == shape:
-                    copy(first, output[1] if tap.mode == SUM else None)
+                for take in after:
+                    take(output)
             # This runs inside the model's forward pass: nothing of ours may leave it. `stale` raises it afterwards.
             except Exception as exc:
                 self.error = exc
+            return output
 
-        return hook
+        return forward
 
-    def _host_copy(self, tap: Tap) -> Callable[[torch.Tensor, torch.Tensor | None], None]:
-        slot, words = tap.slot, self._stamp_words
+    def _each(self, before: Sequence[Callable[..., None]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            for take in before:
+                take(args, kwargs)
+        # As above.
+        except Exception as exc:
+            self.error = exc
 
-        def copy(x: torch.Tensor, r: torch.Tensor | None) -> None:
-            if r is None:
-                self._targets[slot].copy_(x)
-            else:
-                torch.add(x, r, out=self._targets[slot])
-            words[slot] = self._number
 
-        return copy
+def _always(
+    inner: Callable[..., Any], before: tuple[Callable[..., None], ...], after: tuple[Callable[..., None], ...]
+) -> Callable[..., Any]:
+    def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any module's own signature
+        for take in before:
+            take(args, kwargs)
+        output = inner(*args, **kwargs)
+        for take in after:
+            take(output)
+        return output
 
-    def _op_copy(self, tap: Tap) -> Callable[[torch.Tensor, torch.Tensor | None], None]:
-        op, out, stamp, step = self._op, tap.out, tap.stamp, self._step
-        return lambda x, r: op(x, r, out, stamp, step)
+    return forward
+
+
+def _of_output(tap: Tap, copy: Copy) -> Callable[[Any], None]:
+    paired = tap.mode in {SUM, BESIDE}
+
+    def take(output: Any) -> None:  # noqa: ANN401 - any module's output
+        copy(output[0] if isinstance(output, tuple) else output, output[1] if paired else None)
+
+    return take
+
+
+def _of_inputs(tap: Tap, copy: Copy) -> Callable[[tuple[Any, ...], dict[str, Any]], None]:
+    names = list(inspect.signature(type(tap.module).forward).parameters)[1:]
+    wanted = tap.source.inputs[: 2 if tap.mode in {SUM, BESIDE} else 1]
+    missing = [name for name in wanted if name not in names]
+    if missing:
+        raise CaptureError(
+            f"{type(tap.module).__name__} has no input {', '.join(missing)}, which {tap.group.tensor_type} is read from"
+        )
+    places = [(names.index(name), name) for name in wanted]
+
+    def take(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        values = [args[place] if place < len(args) else kwargs.get(name) for place, name in places]
+        copy(values[0], values[1] if len(values) > 1 else None)
+
+    return take

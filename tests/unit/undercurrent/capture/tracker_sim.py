@@ -66,7 +66,7 @@ class Sim:
         self.ring = Ring.create(ring_bytes)
         self.reader = self.ring.reader()
         self.points = {p.name: p for p in points}
-        self.buffers = {g: np.zeros((MAX_ROWS, g.row_bytes(WIDTH)), np.uint8) for g in tap_groups(points)}
+        self.buffers = {g: np.zeros((MAX_ROWS, g.row_bytes), np.uint8) for g in tap_groups(points)}
         options = {"check_plans": True, **options}
         self.tracker = Tracker(points, self.buffers, self.ring.writer(), **options)
         self.order = []

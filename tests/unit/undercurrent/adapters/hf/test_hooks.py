@@ -37,8 +37,8 @@ class Model(torch.nn.Module):
         return self.norm(x)
 
 
-RESIDUAL = TapGroup(tensor_type="residual_stream", layers=(2, 0), dtype="float32")
-MLP = TapGroup(tensor_type="mlp_out", layers=(1,), dtype="float32")
+RESIDUAL = TapGroup(tensor_type="residual_stream", layers=(2, 0), dtype="float32", width=WIDTH)
+MLP = TapGroup(tensor_type="mlp_out", layers=(1,), dtype="float32", width=WIDTH)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def model():
 
 
 def hooks_of(model, *groups, known=None):
-    return HookSet(groups, ModelMap.of(model, 3), width=WIDTH, max_rows=8, known=known or {})
+    return HookSet(groups, ModelMap.of(model, 3), max_rows=8, known=known or {})
 
 
 def rows(hooks, group):
@@ -65,7 +65,7 @@ def test_each_pass_fills_the_rows_it_was_given_with_the_layers_in_the_order_of_t
 
 
 def test_what_enters_a_layer_is_copied_before_it_runs(model):
-    group = TapGroup(tensor_type="layer_input", layers=(0, 2), dtype="float32")
+    group = TapGroup(tensor_type="layer_input", layers=(0, 2), dtype="float32", width=WIDTH)
     hooks = hooks_of(model, group)
     hooks.arm(0, 2)
     model(torch.tensor([[[1.0] * 4, [5.0] * 4]]))
@@ -80,7 +80,7 @@ def test_nothing_is_copied_between_steps(model):
 
 
 def test_another_element_type_is_converted(model):
-    group = TapGroup(tensor_type="final_norm", layers=(3,), dtype="float16")
+    group = TapGroup(tensor_type="final_norm", layers=(3,), dtype="float16", width=WIDTH)
     hooks = hooks_of(model, group)
     hooks.arm(0, 1)
     model(torch.ones(1, 1, WIDTH))
@@ -115,5 +115,5 @@ def test_buffers_that_are_known_are_kept_and_hooks_come_off(model):
 
 def test_a_part_that_the_model_lacks_is_named_and_no_hook_stays(model):
     with pytest.raises(CaptureError, match="attn_out"):
-        hooks_of(model, RESIDUAL, TapGroup(tensor_type="attn_out", layers=(0,), dtype="float32"))
+        hooks_of(model, RESIDUAL, TapGroup(tensor_type="attn_out", layers=(0,), dtype="float32", width=WIDTH))
     assert not any(module._forward_hooks for module in model.modules())
