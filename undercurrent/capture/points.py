@@ -203,6 +203,18 @@ def parse_order(raw: object, known: Collection[str]) -> Order:
     Raises:
         CaptureError: it is not a valid order; the text says which field, never its value.
     """
+    return checked_order(order_values(raw), known)
+
+
+def order_values(raw: object) -> dict[str, Any]:
+    """Return the fields of an order, not checked yet.
+
+    Args:
+        raw: a JSON object as text.
+
+    Raises:
+        CaptureError: it is something else, or too long.
+    """
     if not isinstance(raw, str) or len(raw) > MAX_ORDER_BYTES:
         raise CaptureError(f"a capture order is a JSON text of at most {MAX_ORDER_BYTES} characters")
     try:
@@ -212,6 +224,19 @@ def parse_order(raw: object, known: Collection[str]) -> Order:
         raise CaptureError("a capture order is not JSON") from exc
     if not isinstance(values, dict):
         raise CaptureError("a capture order is a JSON object")
+    return values
+
+
+def checked_order(values: Mapping[str, Any], known: Collection[str]) -> Order:
+    """Return an order from its untrusted fields.
+
+    Args:
+        values: the fields.
+        known: names of the configured points.
+
+    Raises:
+        CaptureError: one of them is wrong; the text says which, never its value.
+    """
     unknown = set(values) - {"request_id", "attempt", "points", "partition", "tenant", "index", "n", "engine_id"}
     if unknown:
         raise CaptureError(f"a capture order has {len(unknown)} unknown fields")
