@@ -30,6 +30,42 @@ class Command:
         """Return the child that is meant of a request that has so many, None where it is every one of them."""
         return None if children == 1 and self.message.index == 0 else self.message.index
 
+    def answer(
+        self,
+        outcome: AckOutcome,
+        *,
+        engine: str,
+        incarnation: int,
+        attempt: int | None = None,
+        tokens: int | None = None,
+        applied_at_us: int | None = None,
+    ) -> ControlAck:
+        """Return an answer to it.
+
+        Args:
+            outcome: what became of it.
+            engine: whose answer it is.
+            incarnation: of that engine.
+            attempt: that it met, where one is known.
+            tokens: generated until it was applied.
+            applied_at_us: when it was, microseconds since the Unix epoch.
+        """
+        message = self.message
+        return ControlAck(
+            command_id=message.command_id,
+            request_id=message.request_id,
+            attempt=attempt,
+            engine=engine,
+            incarnation=incarnation,
+            outcome=outcome,
+            token_index=tokens,
+            captured_at_us=message.captured_at_us,
+            published_at_us=message.published_at_us,
+            decided_at_us=message.decided_at_us,
+            received_at_us=self.received_at_us,
+            applied_at_us=applied_at_us,
+        )
+
 
 class _Noted(NamedTuple):
     """A command or an answer, as it came."""

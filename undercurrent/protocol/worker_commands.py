@@ -20,7 +20,7 @@ from collections.abc import Mapping
 
 from undercurrent.protocol.control import Command, ControlBook
 from undercurrent.protocol.generations import RequestState
-from undercurrent.protocol.messages import AckOutcome, ControlAck
+from undercurrent.protocol.messages import AckOutcome
 from undercurrent.protocol.worker_partition import Finished, OwnedPartition, finished_of
 from undercurrent.protocol.worker_runs import Abort, Phase, Run
 from undercurrent.protocol.worker_types import AbortEngine, Acknowledge, Action
@@ -117,21 +117,15 @@ class CommandDesk:
         run: Run | None = None,
         tokens: int | None = None,
     ) -> list[Action]:
-        message = command.message
+        command_id = command.message.command_id
         aborts = () if run is None or outcome is not AckOutcome.APPLIED else run.aborts.values()
-        ack = ControlAck(
-            command_id=message.command_id,
-            request_id=message.request_id,
-            attempt=attempt,
+        ack = command.answer(
+            outcome,
             engine=self._engine,
             incarnation=self._incarnation,
-            outcome=outcome,
-            token_index=tokens,
-            captured_at_us=message.captured_at_us,
-            published_at_us=message.published_at_us,
-            decided_at_us=message.decided_at_us,
-            received_at_us=command.received_at_us,
-            applied_at_us=next((a.applied_at_us for a in aborts if a.command.command_id == message.command_id), None),
+            attempt=attempt,
+            tokens=tokens,
+            applied_at_us=next((a.applied_at_us for a in aborts if a.command.command_id == command_id), None),
         )
         self._book.answered(ack, ack.received_at_us)
         if run is not None:

@@ -1,0 +1,125 @@
+"""An API server stops and answers for its own requests, and for nobody else's."""
+
+from __future__ import annotations
+
+from engine_worker.server_desk import Decision, ServerDesk, ServerRequest
+from undercurrent.protocol.control import ControlBook
+from undercurrent.protocol.messages import AckOutcome, CommandKind, CommandSource, ControlAck, ControlCommand
+
+
+def command(command_id, request_id, attempt=None, index=None):
+    return ControlCommand(
+        command_id=command_id, kind=CommandKind.ABORT, request_id=request_id, attempt=attempt, index=index,
+        source=CommandSource.PROBE, issued_at_us=1,
+    )  # fmt: skip
+
+
+class World:
+    """A desk, and an engine that is a table of token counts."""
+
+    def __init__(self, most=100):
+        self.book, self.tokens = ControlBook(10**12), {}
+        self.desk = ServerDesk(self.book, self.tokens.get, most=most)
+
+    def runs(self, engine_id, tokens=3, **names):
+        self.tokens[engine_id] = tokens
+        request = ServerRequest(engine_id=engine_id, names={engine_id: (1, 0), **names})
+        return request, self.desk.added(request)
+
+    def says(self, *args, **fields):
+        noted = self.book.add(command(*args, **fields), 5)
+        return None if noted is None else self.desk.decide(noted)
+
+
+def test_a_running_request_is_stopped_and_the_command_applied():
+    world = World()
+    request, _ = world.runs("a")
+    assert world.says("c", "a", attempt=1, index=0) == Decision((request,), AckOutcome.APPLIED, 1, 3)
+    assert request.aborted_by == "c"
+
+
+def test_a_request_of_nobody_here_is_left_to_others():
+    world = World()
+    world.runs("a")
+    assert world.says("c", "b") == Decision()
+
+
+def test_a_request_that_has_ended_is_too_late_to_stop():
+    world = World()
+    world.runs("a")
+    del world.tokens["a"]
+    assert world.says("c", "a") == Decision(outcome=AckOutcome.TOO_LATE, attempt=1)
+
+
+def test_a_second_command_finds_it_stopped_already_even_before_the_engine_has_stopped_it():
+    world = World()
+    world.runs("a")
+    world.says("c", "a")
+    assert world.says("d", "a") == Decision(outcome=AckOutcome.ALREADY, attempt=1)
+    del world.tokens["a"]
+    assert world.says("e", "a") == Decision(outcome=AckOutcome.ALREADY, attempt=1)
+
+
+def test_a_probes_command_meets_its_own_attempt_alone():
+    world = World()
+    first, _ = world.runs("a1", mine=(10, 0))
+    second, _ = world.runs("a2", mine=(20, 0))
+    assert world.says("c", "mine", attempt=10).abort == (first,)
+    assert world.says("d", "mine", attempt=15) == Decision(outcome=AckOutcome.STALE, attempt=20)
+    assert world.says("e", "mine", attempt=30) == Decision(), "it may still come, or is elsewhere"
+    assert world.says("f", "mine", attempt=20).abort == (second,)
+
+
+def test_an_operators_command_meets_every_attempt():
+    world = World()
+    requests = [world.runs(f"a{n}", tokens=n, mine=(n, 0))[0] for n in (1, 2)]
+    assert world.says("c", "mine") == Decision(tuple(requests), AckOutcome.APPLIED, 2, 2)
+
+
+def test_a_command_for_one_child_leaves_the_others():
+    world = World()
+    world.runs("0_a", mine=(1, 0))
+    child, _ = world.runs("1_a", mine=(1, 1))
+    assert world.says("c", "mine", attempt=1, index=1).abort == (child,)
+
+
+def test_the_id_that_the_client_was_answered_with_needs_no_attempt_and_takes_none():
+    world = World()
+    request, _ = world.runs("cmpl-a-0-12345678", **{"cmpl-a-0": None})
+    assert world.says("c", "cmpl-a-0", attempt=1, index=0) == Decision()
+    decided = world.says("d", "cmpl-a-0")
+    assert (decided.abort, decided.outcome, decided.attempt) == ((request,), AckOutcome.APPLIED, None)
+
+
+def test_a_command_that_came_first_stops_the_request_when_it_comes():
+    world = World()
+    assert world.says("c", "mine") == Decision()
+    _, binding = world.runs("a", tokens=0, mine=(7, 0))
+    assert binding.message.command_id == "c"
+    assert world.desk.decide(binding).outcome is AckOutcome.APPLIED
+
+
+def test_a_command_that_somebody_has_answered_stops_nothing_that_comes_later():
+    world = World()
+    world.says("c", "mine")
+    answered = ControlAck(
+        command_id="c", request_id="mine", engine="other", incarnation=1, outcome=AckOutcome.APPLIED, received_at_us=1
+    )
+    world.book.answered(answered, 2)
+    assert world.runs("a", mine=(7, 0))[1] is None
+
+
+def test_a_probes_command_for_another_attempt_does_not_stop_the_one_that_comes():
+    world = World()
+    world.says("c", "mine", attempt=6)
+    assert world.runs("a", mine=(7, 0))[1] is None
+
+
+def test_memory_is_bounded_and_what_is_forgotten_is_not_answered_for():
+    world = World(most=3)
+    for number in range(10):
+        world.runs(f"a{number}", mine=(number, 0))
+    assert len(world.desk) == 3
+    assert world.says("c", "a0") == Decision()
+    assert world.says("d", "a9").outcome is AckOutcome.APPLIED
+    assert len(world.says("e", "mine").abort) == 2

@@ -1,0 +1,158 @@
+"""What capture reads of a bare vLLM server: which engine a worker is part of, and the requests of an API server."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from vllm import envs
+from vllm.v1.worker import gpu_worker
+
+from undercurrent.adapters.vllm.settings import CONFIG_KEY
+from undercurrent.errors import CaptureError
+
+logger = logging.getLogger(__name__)
+
+
+class RequestsListener(Protocol):
+    """Hears of the requests of one API server, on its event loop."""
+
+    def adding(self, engine_id: str, external_id: str, index: int, raw: object) -> str | None:
+        """A request is about to go to the engine.
+
+        Args:
+            engine_id: vLLM's own id of it; each child of a request has one.
+            external_id: the id that vLLM answers with, equal for all children.
+            index: child of its request.
+            raw: the client's order, untrusted; None for none.
+
+        Returns:
+            The order that takes the place of the client's, None for no change.
+        """
+
+    def sent(self, engine_id: str) -> None:
+        """The engine core has got it, or will get it before anything that is sent to it from now on."""
+
+
+def check_server(worker: Any, *, trusted: bool) -> None:  # noqa: ANN401 - a vLLM worker
+    """Refuse what makes the ids of a bare server say less than capture relies on.
+
+    Args:
+        worker: of vLLM.
+        trusted: clients say what their requests are called.
+
+    Raises:
+        CaptureError: by name.
+    """
+    if envs.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION:
+        raise CaptureError("with VLLM_DISABLE_REQUEST_ID_RANDOMIZATION clients choose the engine's ids: unset it")
+    if trusted and worker.vllm_config.parallel_config.pipeline_parallel_size > 1:
+        raise CaptureError(
+            "capture.trust_client_ids: pipeline stages would number the attempts of a client's id each for itself"
+        )
+
+
+def engine_place(worker: Any) -> str:  # noqa: ANN401 - a vLLM worker
+    """Return which engine of its server a worker is part of, and which stage of its pipeline, as part of a name."""
+    parallel = worker.vllm_config.parallel_config
+    place = f"dp{parallel.data_parallel_index}"
+    if parallel.pipeline_parallel_size > 1:
+        from vllm.distributed import get_pp_group
+
+        place += f".pp{get_pp_group().rank_in_group}"
+    return place
+
+
+def plugin_is_loaded() -> bool:
+    """Whether this process loaded our plugin; `VLLM_PLUGINS` may leave it out, here as in the workers."""
+    return bool(getattr(gpu_worker.Worker.load_model, "_undercurrent_installed", False))
+
+
+def additional_config_of(llm: Any) -> object:  # noqa: ANN401 - an AsyncLLM
+    """Return the `additional_config` of an engine, as an API server knows it."""
+    return llm.vllm_config.additional_config
+
+
+def server_index_of(llm: Any) -> int:  # noqa: ANN401 - an AsyncLLM
+    """Return which of its server's API-server processes an engine client belongs to."""
+    return int(llm.engine_core.client_index)
+
+
+def follow_requests(llm: Any, listener: RequestsListener) -> None:  # noqa: ANN401 - an AsyncLLM
+    """Tell a listener of every request that this API server gives to its engine; nothing of it leaves as an error.
+
+    Args:
+        llm: the engine client.
+        listener: hears.
+    """
+    processor, core = llm.output_processor, llm.engine_core
+    add_output, add_core = processor.add_request, core.add_request_async
+
+    @functools.wraps(add_output)
+    def add_request(request: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - vLLM's own signature
+        # A session that gets its prompt in parts comes with each of them.
+        if request.sampling_params is not None and request.request_id not in processor.request_states:
+            try:
+                _tell(listener, request, int(kwargs.get("request_index", args[2] if len(args) > 2 else 0)))
+            # The edge to vLLM: its request must run, whatever is wrong with us.
+            except Exception:
+                logger.exception("a request is not followed: an abort will not find it")
+        return add_output(request, *args, **kwargs)
+
+    @functools.wraps(add_core)
+    async def add_request_async(request: Any) -> None:  # noqa: ANN401 - an EngineCoreRequest
+        await add_core(request)
+        try:
+            listener.sent(request.request_id)
+        # As above.
+        except Exception:
+            logger.exception("a request that was sent is not followed")
+
+    processor.add_request = add_request
+    core.add_request_async = add_request_async
+
+
+def _tell(listener: RequestsListener, request: Any, index: int) -> None:  # noqa: ANN401 - an EngineCoreRequest
+    params = request.sampling_params
+    extra = params.extra_args if isinstance(params.extra_args, Mapping) else {}
+    order = listener.adding(request.request_id, request.external_req_id, index, extra.get(CONFIG_KEY))
+    if order is not None:
+        # A copy: the children of a request share theirs.
+        request.sampling_params = copy.copy(params)
+        request.sampling_params.extra_args = {**extra, CONFIG_KEY: order}
+
+
+def generated_tokens(llm: Any, engine_id: str) -> int | None:  # noqa: ANN401 - an AsyncLLM
+    """Return how many tokens of a request this API server has got, None when it has none or has ended.
+
+    Args:
+        llm: the engine client.
+        engine_id: vLLM's own id.
+    """
+    state = llm.output_processor.request_states.get(engine_id)
+    if state is None or state.detokenizer is None:
+        return None
+    return int(state.detokenizer.num_output_tokens())
+
+
+async def abort_request(llm: Any, engine_id: str) -> None:  # noqa: ANN401 - an AsyncLLM
+    """End a request: its client is answered at once, the engine stops in its next step.
+
+    Args:
+        llm: the engine client.
+        engine_id: vLLM's own id.
+    """
+    await llm.abort(engine_id, internal=True)
+
+
+async def abort_in_core(llm: Any, engine_id: str) -> None:  # noqa: ANN401 - an AsyncLLM
+    """Stop a request whose client was answered already, before the engine core had got it.
+
+    Args:
+        llm: the engine client.
+        engine_id: vLLM's own id.
+    """
+    await llm.engine_core.abort_requests_async([engine_id])

@@ -1,0 +1,156 @@
+"""The file that switches capture on in a bare vLLM server, and what stands in it.
+
+    vllm serve MODEL --additional-config '{"undercurrent": {"settings": "/etc/undercurrent/capture.yaml"}}'
+
+    kafka:
+      bootstrap_servers: kafka:9092
+      # sasl.password_file: /run/secrets/kafka
+    topics: {activation_partitions: 8}
+    points: points.yaml             # beside this file
+    engine: {name: chat-0}
+    capture:
+      static: true                  # every request, at every point; or [names]; or false
+      trust_client_ids: false
+    publisher: {interval_ms: 10, ring_mib: 64}
+
+Sections `kafka`, `topics` and `points` are those of every part of a pipeline, and `topics apply --config` takes
+this file too. Variables, secrets from files and the environment work as in every configuration file.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
+
+from undercurrent.adapters.vllm.settings import DEFAULT_MAX_TAP_BYTES
+from undercurrent.capture.server_orders import ServerRules
+from undercurrent.errors import ConfigError
+from undercurrent.kafka.settings import KafkaSettings
+from undercurrent.pipeline import connection, read_sections, topic_plan
+from undercurrent.service.config import naming, validated
+from undercurrent.service.sections import LoggingSection, MetricsSection
+from undercurrent.spec import ProbeSpec, check_pipeline, load_yaml_file
+from undercurrent.topics import TopicPlan
+
+SUFFIXES = frozenset({".yaml", ".yml"})
+"""How such a file's name ends; the file that a driver writes for its own engine is JSON."""
+
+_SHARED = ("kafka", "topics", "points")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ServerEngineSection(_Section):
+    """The engine.
+
+    Args:
+        name: of this server among all of the pipeline; the messages of its engines begin with it.
+    """
+
+    name: Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")] = "vllm-0"
+
+
+class ServerCaptureSection(_Section):
+    """What is captured.
+
+    Args:
+        static: at which points every request is captured: true for all, false for none, or their names.
+        trust_client_ids: clients say what their requests are called.
+        max_tap_mib: refuse to start when the tap buffers would need more.
+        block_timeout_s: how long a point with `overflow: block` waits for the publisher.
+        check_plans: verify the capture plan in every step; for tests.
+    """
+
+    static: StrictBool | tuple[StrictStr, ...] = True
+    trust_client_ids: bool = False
+    max_tap_mib: Annotated[int, Field(gt=0)] = DEFAULT_MAX_TAP_BYTES >> 20
+    block_timeout_s: Annotated[float, Field(ge=0)] = 1.0
+    check_plans: bool = False
+
+
+class ServerPublisherSection(_Section):
+    """The publisher process of each worker that publishes.
+
+    Args:
+        interval_ms: least time from one drain of the ring to the next: what an abort waits for at most.
+        ring_mib: size of the ring, MiB.
+        max_cycle_mib: most bytes of records in one cycle, MiB.
+        ready_s: how long a start waits for Kafka.
+    """
+
+    interval_ms: Annotated[float, Field(ge=0)] = 10.0
+    ring_mib: Annotated[int, Field(gt=0)] = 64
+    max_cycle_mib: Annotated[int, Field(gt=0)] = 32
+    ready_s: Annotated[float, Field(gt=0)] = 60.0
+
+
+class ServerSections(_Section):
+    """The sections of the file itself."""
+
+    engine: ServerEngineSection = Field(default_factory=ServerEngineSection)
+    capture: ServerCaptureSection = Field(default_factory=ServerCaptureSection)
+    publisher: ServerPublisherSection = Field(default_factory=ServerPublisherSection)
+    metrics: MetricsSection = Field(default_factory=MetricsSection)
+    logging: LoggingSection = Field(default_factory=LoggingSection)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Such a file, read and checked.
+
+    Args:
+        path: of the file.
+        kafka: the connection.
+        plan: the topics.
+        points: the extraction points.
+        own: the rest.
+    """
+
+    path: Path
+    kafka: KafkaSettings
+    plan: TopicPlan
+    points: ProbeSpec
+    own: ServerSections
+
+    @property
+    def rules(self) -> ServerRules:
+        """What requests are captured at."""
+        static, names = self.own.capture.static, tuple(self.points.names)
+        return ServerRules(
+            points=names,
+            always=names if static is True else () if static is False else static,
+            partitions=self.plan.activation_partitions,
+            trusted=self.own.capture.trust_client_ids,
+        )
+
+
+def server_config(path: Path) -> ServerConfig:
+    """Return what a file says.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        ConfigError: naming the file, the key and what is wrong with it.
+        SpecError: the points cannot be read, or a pipeline cannot honour them.
+    """
+    with naming(path):
+        sections = read_sections(path)
+        own = validated(ServerSections, {k: v for k, v in sections.items() if k not in _SHARED}, beside=_SHARED)
+        if not sections.get("points"):
+            raise ConfigError("points: is missing; it names the file of the extraction points, beside this one")
+        points = load_yaml_file(path.parent / str(sections["points"]))
+        check_pipeline(points)
+        static = own.capture.static
+        if not isinstance(static, bool) and (unknown := sorted(set(static) - set(points.names))):
+            raise ConfigError(
+                f"capture.static: no extraction point {unknown[0]!r}; known are {', '.join(points.names)}"
+            )
+        kafka = connection(sections, os.environ.get("UNDERCURRENT_BOOTSTRAP_SERVERS") or None)
+        return ServerConfig(path=path, kafka=kafka, plan=topic_plan(sections, path.parent), points=points, own=own)
