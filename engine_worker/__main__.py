@@ -6,26 +6,24 @@ import asyncio
 import contextlib
 import logging
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from engine_worker.announcing import ANNOUNCE_S, announce
 from engine_worker.children import kill_descendants
 from engine_worker.config import WorkerConfig, worker_config
 from engine_worker.driver import EngineDriver
 from engine_worker.intake import Offer
 from engine_worker.member import Member
 from engine_worker.observer import Observer
-from engine_worker.outbox import Item, Outbox
-from engine_worker.publisher import PublisherSettings
+from engine_worker.outbox import Outbox
 from engine_worker.publisher_streams import Identity
-from engine_worker.publishing import PublisherProcess
+from engine_worker.publishing import PublisherProcess, publisher_settings
 from engine_worker.records import letter_bytes
 from engine_worker.scan import Scan, scan
 from engine_worker.tail import LogTail
@@ -34,8 +32,7 @@ from undercurrent.adapters.base import Engine
 from undercurrent.capture.ring import Ring
 from undercurrent.cli.options import EngineKind
 from undercurrent.cli.running import EXIT_FAILED, exit_code
-from undercurrent.codec import Codec
-from undercurrent.errors import ConfigError, ProbingError, UnreachableError
+from undercurrent.errors import ConfigError, ProbingError
 from undercurrent.kafka.admin import TopicAdmin
 from undercurrent.kafka.client import Isolation
 from undercurrent.kafka.offsets import OffsetLookup
@@ -45,7 +42,6 @@ from undercurrent.kafka.records import Partition
 from undercurrent.kafka.subscriber import GroupSubscriber
 from undercurrent.pipeline import reachable, read_sections
 from undercurrent.protocol.guards import GuardBook
-from undercurrent.protocol.messages import EngineStarted
 from undercurrent.protocol.worker import WorkerCore
 from undercurrent.service.config import naming
 from undercurrent.service.health import HealthServer, Heartbeat
@@ -57,7 +53,6 @@ logger = logging.getLogger(__name__)
 
 Post = Callable[[Callable[[], None]], None]
 
-_ANNOUNCE_S = 60.0
 _DRAIN_S = 10.0
 
 
@@ -155,12 +150,12 @@ class Assembly:
         logger.info("engine ready: %s, %d layers, width %d", info.model, info.layers, info.width)
         outbox = Outbox(Publisher(self._kafka), post, worker.on_failure)
         outbox.start()
-        incarnation = await self._announce(outbox)
+        incarnation = await announce(outbox, self.config.plan, self.config.own.engine.name)
         parts = self._parts(worker, outbox, post, incarnation)
         worker.attach(parts)
         publisher = self._publisher(post, worker, incarnation)
         if publisher is not None:
-            await asyncio.to_thread(publisher.wait_ready, _ANNOUNCE_S)
+            await asyncio.to_thread(publisher.wait_ready, ANNOUNCE_S)
         logger.info("ready: engine %s, incarnation %d", self.config.own.engine.name, incarnation)
         await worker.run()
         await self._end(parts, publisher)
@@ -178,32 +173,13 @@ class Assembly:
             await task
         return not self._stop.is_set()
 
-    async def _announce(self, outbox: Outbox) -> int:
-        """Write EngineStarted; its offset is the incarnation."""
-        started = EngineStarted(
-            engine=self.config.own.engine.name,
-            started_at_us=time.time_ns() // 1000,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            version=_version(),
-        )
-        written: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        key = self.config.own.engine.name.encode()
-        outbox.send(self.config.plan.acks, 0, Item(key, Codec().encode(started), done=written.set_result))
-        try:
-            return await asyncio.wait_for(written, _ANNOUNCE_S)
-        except TimeoutError as exc:
-            raise UnreachableError(f"{self.config.plan.acks} took no record within {_ANNOUNCE_S:g} s") from exc
-
     def _publisher(self, post: Post, worker: EngineWorker, incarnation: int) -> PublisherProcess | None:
         config, info = self.config, self._engine.info
         if self._ring is None:
             return None
-        topics = {point: config.plan.activations(point) for point in config.points.names}
-        # What the client refuses is lost though the topic would take it: records are split below the lower limit.
-        kafka = config.kafka.with_room(config.plan.activation_bytes)
-        most = min(config.plan.activation_bytes, int(kafka.options["message.max.bytes"]))
-        settings = PublisherSettings(
+        settings = publisher_settings(
+            config.kafka,
+            config.plan,
             ring=self._ring.path,
             identity=Identity(
                 engine=config.own.engine.name,
@@ -211,14 +187,9 @@ class Assembly:
                 model=info.model,
                 model_fingerprint=info.model_fingerprint,
             ),
-            kafka={"bootstrap_servers": kafka.bootstrap_servers, **kafka.options},
-            topics=topics,
-            partitions=dict.fromkeys(topics, config.plan.activation_partitions),
-            max_record_bytes=dict.fromkeys(topics, most),
             interval_ms=config.own.publisher.interval_ms,
-            max_cycle_bytes=config.own.publisher.max_cycle_mib << 20,
-            log_format=config.own.logging.format,
-            log_level=config.own.logging.level,
+            max_cycle_mib=config.own.publisher.max_cycle_mib,
+            logging=config.own.logging,
         )
         publisher = PublisherProcess(post, worker)
         publisher.start(settings)
@@ -305,13 +276,6 @@ def _fail(worker: EngineWorker, context: dict[str, Any]) -> None:
     error = context.get("exception") or RuntimeError(str(context.get("message")))
     logger.error("%s", context.get("message"), exc_info=error)
     worker.on_failure(error)
-
-
-def _version() -> str:
-    try:
-        return version("undercurrent")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def serve(

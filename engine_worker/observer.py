@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from engine_worker.publisher_reports import count_report
 from undercurrent.capture.ring import Ring
 from undercurrent.errors import EngineDeadError, ProbingError, TopicError
 from undercurrent.kafka.offsets import OffsetLookup
@@ -219,21 +220,4 @@ class Observer:
 
     def report(self, report: dict[str, Any]) -> None:
         """The publisher reports what it has written since its last report."""
-        for point, counts in report["counts"].items():
-            self._publisher.records.labels(point).inc(counts["records"])
-            self._publisher.record_bytes.labels(point).inc(counts["record_bytes"])
-            self._publisher.open_streams.labels(point).set(counts["open_streams"])
-            for reason, activations in counts["dropped"].items():
-                self._publisher.dropped(point, reason, activations)
-        for seconds in report["ack_s"]:
-            self._publisher.ack_seconds.observe(seconds)
-        for seconds in report["publish_s"]:
-            self._publisher.publish_seconds.observe(seconds)
-        for point, count in report["refused"].items():
-            self._publisher.errors.labels(point).inc(count)
-        self._publisher.buffer_used.set(report["waiting_bytes"])
-        for kind, count in report["faults"].items():
-            self._publisher.fault(kind, count)
-            logger.warning("%d capture faults: %s", count, kind)
-        if report["waiting_s"] > 5.0:
-            logger.warning("the publisher has waited %.0f s for the broker", report["waiting_s"])
+        count_report(self._publisher, report)

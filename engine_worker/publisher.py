@@ -54,6 +54,7 @@ class PublisherSettings:
         max_cycle_bytes: most bytes of records in one cycle.
         log_format: `text` or `json`.
         log_level: name of a level.
+        late: an earlier publisher has read from this ring.
     """
 
     ring: str
@@ -66,6 +67,7 @@ class PublisherSettings:
     max_cycle_bytes: int = 32 << 20
     log_format: str = "text"
     log_level: str = "INFO"
+    late: bool = False
 
     def to_json(self) -> str:
         """Return one line."""
@@ -145,7 +147,9 @@ class PublisherLoop:
         self._send = report
         self._stopping = stopping
         self._codec = Codec()
-        self._streams = StreamWriter(self._codec, settings.identity, settings.topics, settings.max_record_bytes)
+        self._streams = StreamWriter(
+            self._codec, settings.identity, settings.topics, settings.max_record_bytes, late=settings.late
+        )
         self._points = {topic: point for point, topic in settings.topics.items()}
         self._cycle_bytes = 0
         self._report = Report()
@@ -174,6 +178,16 @@ class PublisherLoop:
         self._drain()
         self._tell()
 
+    def end_streams(self, detail: str) -> None:
+        """End every stream that is still open as lost; the engine that would have closed them is gone.
+
+        Args:
+            detail: in words.
+        """
+        self._streams.give_up(detail, time.time_ns() // 1000)
+        self._write()
+        self._tell()
+
     def _started(self) -> Iterator[tuple[Partition, list[Outgoing]]]:
         identity = self._settings.identity
         started = PublisherStarted(
@@ -192,6 +206,9 @@ class PublisherLoop:
                 break
         # The records hold copies: the writer may have the space while the broker is still at work.
         self._reader.release()
+        self._write()
+
+    def _write(self) -> None:
         cycle = self._streams.cycle()
         if cycle.records or cycle.faults:
             began, self._cycle_bytes = time.monotonic(), cycle.record_bytes

@@ -85,7 +85,7 @@ class Cycle:
 class _Stream:
     """One open stream."""
 
-    __slots__ = ("dropped", "emitted", "encoder", "key", "last_seq", "opened", "seq", "target")
+    __slots__ = ("dropped", "emitted", "encoder", "key", "last_pos", "last_seq", "opened", "seq", "target")
 
     def __init__(self, opened: Open, topic: str, encoder: BlockEncoder) -> None:
         self.opened = opened
@@ -94,6 +94,7 @@ class _Stream:
         self.key = opened.request_id.encode()
         self.seq = 0
         self.last_seq = 0
+        self.last_pos = -1
         self.emitted = 0
         self.dropped = 0
 
@@ -106,15 +107,24 @@ class StreamWriter:
         identity: of the engine.
         topics: topic of each point.
         max_record_bytes: largest record that each point's topic takes.
+        late: an earlier publisher has read from this ring; what is said of streams that it opened is left out, since
+            this one's PublisherStarted has closed them.
     """
 
     def __init__(
-        self, codec: Codec, identity: Identity, topics: dict[str, str], max_record_bytes: dict[str, int]
+        self,
+        codec: Codec,
+        identity: Identity,
+        topics: dict[str, str],
+        max_record_bytes: dict[str, int],
+        *,
+        late: bool = False,
     ) -> None:
         self._codec = codec
         self._identity = identity
         self._topics = topics
         self._max_data_bytes = {point: most - RECORD_OVERHEAD_BYTES for point, most in max_record_bytes.items()}
+        self._late = late
         self._streams: dict[int, _Stream] = {}
         self._open = dict.fromkeys(topics, 0)
         self._cycle = Cycle()
@@ -152,6 +162,17 @@ class StreamWriter:
             case Fault():
                 self._cycle.faults[content.kind] = self._cycle.faults.get(content.kind, 0) + 1
                 logger.warning("capture fault: %s (%s)", content.kind, content.detail)
+
+    def give_up(self, detail: str, now_us: int) -> None:
+        """End every open stream as lost, because the engine that wrote them is gone.
+
+        Args:
+            detail: in words.
+            now_us: microseconds since the Unix epoch.
+        """
+        for number, stream in list(self._streams.items()):
+            lost = Close(stream=number, reason=EndReason.LOST.value, detail=detail, last_pos=stream.last_pos)
+            self._end(lost, now_us)
 
     def cycle(self) -> Cycle:
         """Return everything since the last call, and begin anew."""
@@ -215,7 +236,9 @@ class StreamWriter:
     def _step(self, step: Step) -> None:
         self._cycle.captured_at_us.append(step.captured_at_us)
         for number, positions, token_ids, data in step.segments():
-            stream = self._streams[number]
+            stream = self._stream(number)
+            if stream is None:
+                continue
             most = self._max_data_bytes[stream.opened.point]
             counts = self._counts(stream)
             tokens = token_ids if stream.opened.token_ids else b""
@@ -249,6 +272,7 @@ class StreamWriter:
     ) -> None:
         stream.seq += 1
         stream.last_seq = stream.seq
+        stream.last_pos = int.from_bytes(positions[-4:], "little", signed=True)
         stream.emitted += len(positions) // 4
         value = stream.encoder.encode(stream.seq, step.step, step.captured_at_us, positions, tokens, data)
         counts.records += 1
@@ -257,9 +281,10 @@ class StreamWriter:
 
     def _lose(self, drop: Drop) -> None:
         for loss in drop.losses:
-            stream = self._streams[loss.stream]
-            stream.seq += loss.messages
-            self._drop(stream, loss.rows, drop.reason)
+            stream = self._stream(loss.stream)
+            if stream is not None:
+                stream.seq += loss.messages
+                self._drop(stream, loss.rows, drop.reason)
 
     def _drop(self, stream: _Stream, rows: int, reason: str) -> None:
         stream.dropped += rows
@@ -267,7 +292,10 @@ class StreamWriter:
         dropped[reason] = dropped.get(reason, 0) + rows * len(stream.opened.layers)
 
     def _end(self, closed: Close, now_us: int) -> None:
-        stream = self._streams.pop(closed.stream)
+        stream = self._stream(closed.stream)
+        if stream is None:
+            return
+        del self._streams[closed.stream]
         opened = stream.opened
         self._open[opened.point] -= 1
         self._counts(stream)
@@ -291,6 +319,14 @@ class StreamWriter:
         )
         self._add(stream, self._codec.encode(ended))
         self._cycle.ended.append((opened.request_id, opened.attempt, opened.index, opened.point))
+
+    def _stream(self, number: int) -> _Stream | None:
+        stream = self._streams.get(number)
+        if stream is None:
+            if not self._late:
+                raise KeyError(f"stream {number}")
+            self._cycle.faults["orphaned"] = self._cycle.faults.get("orphaned", 0) + 1
+        return stream
 
     def _counts(self, stream: _Stream) -> PointCounts:
         return self._cycle.counts.setdefault(stream.opened.point, PointCounts())

@@ -12,12 +12,58 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from engine_worker.publisher import PublisherSettings
+from engine_worker.publisher_streams import Identity
 from undercurrent.errors import CaptureError
+from undercurrent.kafka.settings import KafkaSettings
 from undercurrent.service.processes import tied_command
+from undercurrent.service.sections import LoggingSection
+from undercurrent.topics import TopicPlan
 
 logger = logging.getLogger(__name__)
 
 _END_S = 30.0
+
+
+def publisher_settings(
+    kafka: KafkaSettings,
+    plan: TopicPlan,
+    *,
+    ring: str,
+    identity: Identity,
+    interval_ms: float,
+    max_cycle_mib: int,
+    logging: LoggingSection,
+    late: bool = False,
+) -> PublisherSettings:
+    """Return what a publisher of a pipeline is told at its start.
+
+    Args:
+        kafka: the connection.
+        plan: the topics; every point of it is published.
+        ring: path of the ring.
+        identity: of the engine.
+        interval_ms: least time from one drain of the ring to the next.
+        max_cycle_mib: most bytes of records in one cycle, MiB.
+        logging: how its log looks.
+        late: an earlier publisher has read from this ring.
+    """
+    topics = {point: plan.activations(point) for point in plan.points}
+    # What the client refuses is lost though the topic would take it: records are split below the lower limit.
+    kafka = kafka.with_room(plan.activation_bytes)
+    most = min(plan.activation_bytes, int(kafka.options["message.max.bytes"]))
+    return PublisherSettings(
+        ring=ring,
+        identity=identity,
+        kafka={"bootstrap_servers": kafka.bootstrap_servers, **kafka.options},
+        topics=topics,
+        partitions=dict.fromkeys(topics, plan.activation_partitions),
+        max_record_bytes=dict.fromkeys(topics, most),
+        interval_ms=interval_ms,
+        max_cycle_bytes=max_cycle_mib << 20,
+        log_format=logging.format,
+        log_level=logging.level,
+        late=late,
+    )
 
 
 class PublishingListener(Protocol):

@@ -15,7 +15,7 @@ OTHER = "other"
 
 PAUSE_REASONS = ("backlog", "reading_back", "proving", "partition_counts", "leaving")
 DROP_REASONS = ("ring_full", "stale_tap", "too_large")
-FAULT_KINDS = ("bad_order", "capture_error")
+FAULT_KINDS = ("bad_order", "capture_error", "orphaned")
 OUTCOMES = ("completed", "aborted", "failed")
 ABORT_STAGES = ("published", "decided", "received", "applied")
 ACK_OUTCOMES = ("applied", "already", "too_late", "stale", "unknown")

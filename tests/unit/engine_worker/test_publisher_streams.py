@@ -14,9 +14,9 @@ ROW_BYTES = 2 * 4 * 4  # two layers of width 4 in float32
 TOPIC = "t.activations.p"
 
 
-def writer(max_rows=1000):
+def writer(max_rows=1000, **options):
     limit = RECORD_OVERHEAD_BYTES + max_rows * (ROW_BYTES + 8)
-    return StreamWriter(CODEC, Identity(engine="e", incarnation=5, model="m"), {"p": TOPIC}, {"p": limit})
+    return StreamWriter(CODEC, Identity(engine="e", incarnation=5, model="m"), {"p": TOPIC}, {"p": limit}, **options)
 
 
 def opened(stream, **changes):
@@ -163,3 +163,31 @@ def test_a_fault_is_counted_by_kind():
 def test_a_frame_of_something_unknown_is_refused_by_name(content):
     with pytest.raises(RingError, match="never opened"):
         writer().take(content, 0)
+
+
+def test_a_publisher_that_takes_over_a_ring_leaves_out_what_its_forerunner_opened():
+    streams = writer(late=True)
+    both, rows = step(1, {1: 1, 2: 1}, first=4)
+    lost = Drop(reason="ring_full", losses=(Loss(stream=1, messages=1, rows=1, first_pos=5, last_pos=5),))
+    for content in (opened(2), both, lost, Close(stream=1, reason="finished", last_pos=5, closed_at_us=9)):
+        streams.take(content, now_us=50)
+    cycle = streams.cycle()
+    (_, _, started), (_, _, block) = messages(cycle)
+    assert (started.request_id, block.request_id) == ("r2", "r2")
+    assert as_array(block).tobytes() == rows[1:].tobytes()
+    assert cycle.faults == {"orphaned": 3}
+    assert cycle.ended == []
+
+
+def test_streams_whose_engine_is_gone_end_as_lost_where_they_stand():
+    streams = writer()
+    content, _ = step(1, {1: 3})
+    for frame in (opened(1), content):
+        streams.take(frame, now_us=50)
+    streams.cycle()
+    streams.give_up("the engine is gone", now_us=60)
+    ((_, _, ended),) = messages(streams.cycle())
+    assert (ended.reason, ended.detail, ended.seq, ended.last_seq) == (EndReason.LOST, "the engine is gone", 2, 1)
+    assert (ended.last_pos, ended.emitted, ended.ended_at_us) == (2, (3, 3), 60)
+    streams.give_up("again", now_us=70)
+    assert streams.cycle().records == {}
