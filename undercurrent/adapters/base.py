@@ -25,6 +25,7 @@ class CaptureOrder:
         points: names of configured extraction points; no other name is allowed.
         partition: partition of the request's streams, computed once by the worker.
         tenant: on whose behalf.
+        slot: where the driver says how far the request has come (see `capture.lengths`), -1 where it does not.
     """
 
     request_id: str
@@ -32,6 +33,7 @@ class CaptureOrder:
     points: tuple[str, ...]
     partition: int
     tenant: str | None = None
+    slot: int = -1
 
     def as_order(self, *, engine_id: str = "", n: int = 1) -> Order:
         """Return it as the capture side reads it.
@@ -48,6 +50,7 @@ class CaptureOrder:
             tenant=self.tenant,
             n=n,
             engine_id=engine_id,
+            slot=self.slot,
         )
 
 

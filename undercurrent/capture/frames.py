@@ -77,6 +77,7 @@ class Open:
         lora: LoRA adapter, empty for none.
         weights_version: of the model, empty for those that it was loaded with.
         opened_at_us: microseconds since the Unix epoch.
+        slot: where its length stands (see `lengths`), -1 where nobody says.
     """
 
     stream: int
@@ -98,6 +99,7 @@ class Open:
     weights_version: str = ""
     opened_at_us: int = 0
     row_shape: tuple[int, ...] = ()
+    slot: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

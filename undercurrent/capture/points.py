@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -167,6 +167,7 @@ class Order:
         index: child of a request with n > 1.
         n: children of the request.
         engine_id: id that the engine was given for all of its children; empty where nobody said.
+        slot: where the length of its first child stands (see `lengths`), the others' follow; -1 where nobody says.
     """
 
     request_id: str
@@ -177,6 +178,7 @@ class Order:
     index: int = 0
     n: int = 1
     engine_id: str = ""
+    slot: int = -1
 
     def to_json(self) -> str:
         """Return the order as `parse_order` reads it."""
@@ -189,8 +191,12 @@ class Order:
             "index": self.index,
             "n": self.n,
             "engine_id": self.engine_id,
+            "slot": self.slot,
         }
         return json.dumps(values, separators=(",", ":"))
+
+
+_ORDER_FIELDS = {field.name for field in fields(Order)}
 
 
 def parse_order(raw: object, known: Collection[str]) -> Order:
@@ -237,7 +243,7 @@ def checked_order(values: Mapping[str, Any], known: Collection[str]) -> Order:
     Raises:
         CaptureError: one of them is wrong; the text says which, never its value.
     """
-    unknown = set(values) - {"request_id", "attempt", "points", "partition", "tenant", "index", "n", "engine_id"}
+    unknown = set(values) - _ORDER_FIELDS
     if unknown:
         raise CaptureError(f"a capture order has {len(unknown)} unknown fields")
     order = Order(
@@ -249,6 +255,7 @@ def checked_order(values: Mapping[str, Any], known: Collection[str]) -> Order:
         index=_number(values, "index", 0, _INT31),
         n=_number(values, "n", 1, _INT31),
         engine_id=_text(values, "engine_id") or "",
+        slot=_number(values, "slot", -1, _INT63, least=-1),
     )
     if order.n < 1:
         raise CaptureError("a capture order's n is at least 1")
@@ -270,10 +277,10 @@ def _text(values: Mapping[str, Any], key: str, *, required: bool = False) -> str
     return value
 
 
-def _number(values: Mapping[str, Any], key: str, default: int | None, most: int) -> int:
+def _number(values: Mapping[str, Any], key: str, default: int | None, most: int, *, least: int = 0) -> int:
     value = values.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-        raise CaptureError(f"a capture order's {key} is not a whole number from 0 to {most}")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise CaptureError(f"a capture order's {key} is not a whole number from {least} to {most}")
     return value
 
 

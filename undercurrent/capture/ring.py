@@ -8,7 +8,8 @@ the reader, which open it with `Ring.open`.
         use(frame.kind, frame.payload)   # a view on the ring itself, valid until release()
     reader.release()                 # frees what read() has yielded, not more
 
-Layout. One header page, then `capacity` bytes of frames. `head` (bytes ever written, stored by the writer alone) and
+Layout. One header page, `capacity` bytes of frames, and the table of `lengths` (8 bytes for each running request, see
+there; neither side of the ring touches it). `head` (bytes ever written, stored by the writer alone) and
 `tail` (bytes ever released, stored by the reader alone) only grow; they stand on cache lines of their own. A frame
 starts at a multiple of 64 bytes with 16 bytes: magic, kind, payload length. Frames never wrap: a PAD frame fills the
 end of the buffer. `reader.read` checks every word of this and raises `RingError` with the offset.
@@ -51,6 +52,7 @@ from undercurrent.capture.sides import (
     W_READER_HEARTBEAT,
     W_READER_PID,
     W_RESERVE,
+    W_SLOTS,
     W_STEPS,
     W_TAIL,
     W_VERSION,
@@ -64,6 +66,8 @@ from undercurrent.errors import RingError
 
 __all__ = ["ALIGNMENT", "FRAME_HEAD_BYTES", "PAD", "Frame", "Ring", "RingReader", "RingStats", "RingWriter"]
 
+DEFAULT_SLOTS = 65_536
+_MAX_SLOTS = 1 << 24
 _NOTE_AT, _NOTE_BYTES = 1024, 3000
 _MADV_POPULATE_WRITE = 23  # of linux/mman.h; `mmap` does not name it
 
@@ -108,26 +112,29 @@ class Ring:
 
     Args:
         fd: file descriptor of the memory; owned from here on.
-        size: bytes to map, header included.
+        size: bytes to map, header and table included.
+        slots: entries of the table of lengths.
     """
 
-    def __init__(self, fd: int, size: int) -> None:
+    def __init__(self, fd: int, size: int, slots: int) -> None:
         self._fd = fd
         # MAP_POPULATE: page faults are taken now, not in the middle of a step.
         self._map = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
         self._bytes = memoryview(self._map)
         self.words = self._bytes[:HEADER_BYTES].cast("q")
-        self.data = self._bytes[HEADER_BYTES:]
-        self.capacity = size - HEADER_BYTES
+        self.capacity = size - HEADER_BYTES - 8 * slots
+        self.data = self._bytes[HEADER_BYTES : HEADER_BYTES + self.capacity]
+        self.lengths = self._bytes[HEADER_BYTES + self.capacity :].cast("q")
         self._closed = False
 
     @classmethod
-    def create(cls, capacity: int, *, control_reserve: int | None = None) -> Ring:
+    def create(cls, capacity: int, *, control_reserve: int | None = None, slots: int = DEFAULT_SLOTS) -> Ring:
         """Return a new, empty ring whose pages are all allocated.
 
         Args:
             capacity: bytes for frames, at least 4096; rounded up to whole pages.
             control_reserve: bytes kept back for control frames; a sixteenth of the capacity, at most 1 MiB, by default.
+            slots: entries of the table of lengths.
 
         Raises:
             RingError: the memory cannot be had, or the sizes make no sense.
@@ -138,17 +145,20 @@ class Ring:
         reserve = aligned(min(MAX_CONTROL_RESERVE, capacity // 16) if control_reserve is None else control_reserve)
         if not 0 < reserve <= capacity // 2:
             raise RingError(f"a control reserve of {reserve} bytes does not fit a ring of {capacity}")
-        size = HEADER_BYTES + capacity
+        if not 0 < slots <= _MAX_SLOTS:
+            raise RingError(f"a ring has 1 to {_MAX_SLOTS} slots, not {slots}")
+        size = HEADER_BYTES + capacity + 8 * slots
         fd = os.memfd_create("undercurrent-ring", os.MFD_CLOEXEC)
         try:
             os.posix_fallocate(fd, 0, size)
-            ring = cls(fd, size)
+            ring = cls(fd, size, slots)
         except OSError as exc:
             os.close(fd)
             raise RingError(f"cannot allocate a ring of {size} bytes: {exc}") from exc
         ring.words[W_VERSION] = VERSION
         ring.words[W_CAPACITY] = capacity
         ring.words[W_RESERVE] = reserve
+        ring.words[W_SLOTS] = slots
         ring.words[W_MAGIC] = MAGIC
         return ring
 
@@ -170,16 +180,21 @@ class Ring:
         if size < HEADER_BYTES + MIN_CAPACITY:
             os.close(fd)
             raise RingError(f"{path} has {size} bytes: not a ring")
+        header = memoryview(os.pread(fd, 8 * (W_SLOTS + 1), 0)).cast("q")
+        slots = header[W_SLOTS]
+        if (
+            header[W_MAGIC] != MAGIC
+            or header[W_VERSION] != VERSION
+            or not 0 < slots <= _MAX_SLOTS
+            or header[W_CAPACITY] != size - HEADER_BYTES - 8 * slots
+        ):
+            os.close(fd)
+            raise RingError(f"{path} is not a ring of version {VERSION}")
         try:
-            ring = cls(fd, size)
+            return cls(fd, size, slots)
         except OSError as exc:
             os.close(fd)
             raise RingError(f"cannot map the ring {path}: {exc}") from exc
-        words = ring.words
-        if words[W_MAGIC] != MAGIC or words[W_VERSION] != VERSION or words[W_CAPACITY] != ring.capacity:
-            ring.close()
-            raise RingError(f"{path} is not a ring of version {VERSION}")
-        return ring
 
     @property
     def path(self) -> str:
@@ -258,6 +273,7 @@ class Ring:
         try:
             self.words.release()
             self.data.release()
+            self.lengths.release()
             self._bytes.release()
             self._map.close()
         except BufferError:

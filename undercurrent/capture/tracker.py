@@ -168,6 +168,7 @@ class Tracker:
                 lora=lora,
                 weights_version=weights_version,
                 opened_at_us=self._clock_us(),
+                slot=order.slot + index if order.slot >= 0 else -1,
             )
             self._writer.put_control(*encode(opened))
         if streams:

@@ -1,0 +1,315 @@
+"""Between the ring and its reader: rows wait until the driver has seen their tokens, and none past the last one leaves.
+
+    holding = Holding(ring.lengths, max_bytes=32 << 20, blocking={"p"})
+    for content in holding.read(reader):     # what waited and may go now, then what the ring holds
+        use(content)
+    reader.release()
+
+A row of position p may go when more than p tokens of its request are known (`lengths`), or when p lies in the prompt.
+What may not go yet is copied and waits, and with it whatever else comes of its stream. When the last length is known,
+rows at and past it are gone: they are no rows of this request, so they are neither numbered nor counted, and the counts
+of `Close` are put right. Streams without a slot pass at once.
+
+Lengths are read once per `read`. Within one reading of the ring the answer for a position never changes, so positions
+that grow, as a stream's do, cannot overtake each other. A frame of which everything may go costs one comparison of
+arrays, however many rows it has.
+
+What waits is bounded. Beyond `max_bytes` a point with `overflow: block` stops the reading (`full`); rows of others
+are lost, and declared with the reason `unconfirmed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+import numpy as np
+import numpy.typing as npt
+
+from undercurrent.capture.frames import STEP_STAMP, Close, Content, Drop, Loss, Open, Step, decode, step_head
+from undercurrent.capture.lengths import Limits
+from undercurrent.capture.sides import RingReader
+from undercurrent.errors import RingError
+
+UNCONFIRMED = "unconfirmed"
+
+_KNOWN_PLANS = 256
+# Plans number up from 0; a part of a frame must not pass for the whole of one.
+_PART_PLANS = count(1 << 63)
+
+IntArray = npt.NDArray[np.integer]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One open stream.
+
+    Args:
+        number: of the stream.
+        at: its place in the arrays.
+        blocks: its point waits rather than lose a row.
+        waiting: contents of it that wait.
+        cut: rows that were past the end.
+        lost: rows that were given up here.
+        unlost: rows that the capture side declared lost, and that were past the end.
+    """
+
+    number: int
+    at: int
+    blocks: bool
+    waiting: int = 0
+    cut: int = 0
+    lost: int = 0
+    unlost: int = 0
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """What waits: rows of some streams, or a loss or the end of one.
+
+    Args:
+        content: a copy.
+        streams: it concerns.
+        owners: place of each row's stream [rows]; of steps alone.
+        reason: of a loss.
+    """
+
+    content: Step | Loss | Close
+    streams: Sequence[_Stream]
+    owners: IntArray | None = None
+    reason: str = ""
+
+
+class Holding:
+    """See the module; one thread.
+
+    Args:
+        lengths: `Ring.lengths`.
+        max_bytes: of rows that wait.
+        blocking: points that wait rather than lose a row.
+    """
+
+    def __init__(self, lengths: memoryview, *, max_bytes: int, blocking: Collection[str] = ()) -> None:
+        self._known = Limits(lengths)
+        self._max_bytes = max_bytes
+        self._blocking = frozenset(blocking)
+        self._streams: dict[int, _Stream] = {}
+        self._by_place: dict[int, _Stream] = {}
+        self._lasts = np.zeros(0, np.int64)
+        self._plans: dict[int, IntArray] = {}
+        self._queue: list[_Waiting] = []
+        self._held: dict[int, _Stream] = {}
+        self.full = False
+        self.held_bytes = 0
+        self.past_end = 0
+
+    @property
+    def waiting(self) -> int:
+        """Contents that wait."""
+        return len(self._queue)
+
+    def hurry(self) -> None:
+        """Let nothing stop the reading any more: what is beyond the bound is lost, and declared."""
+        self._blocking, self.full = frozenset(), False
+        for stream in self._streams.values():
+            stream.blocks = False
+
+    def read(self, reader: RingReader, enough: Callable[[], bool] = lambda: False) -> Iterator[Content]:
+        """Yield what waited and may go now, then what may go of the ring's frames. To be consumed to its end.
+
+        Args:
+            reader: of the ring.
+            enough: asked after each frame; the rest stays in the ring.
+
+        Raises:
+            RingError: the ring cannot be trusted any more.
+        """
+        yield from self._begin()
+        if self.full:
+            return
+        for frame in reader.read():
+            yield from self.take(decode(frame))
+            if self.full or enough():
+                return
+
+    def _begin(self) -> Iterator[Content]:
+        new = self._known.look()
+        if not self._queue or not new.take(list(self._held)).any():
+            return
+        queue, self._queue = self._queue, []
+        self.full, self.held_bytes = False, 0
+        for stream in self._held.values():
+            stream.waiting = 0
+        self._held.clear()
+        for waiting in queue:
+            content, (stream, *_) = waiting.content, waiting.streams
+            match content:
+                case Step():
+                    assert waiting.owners is not None  # noqa: S101 - a step has them
+                    yield from self._sort(content, waiting.owners, copied=True)
+                case Loss():
+                    yield from self._lose(stream, content, waiting.reason)
+                case Close():
+                    yield from self._end(stream, content)
+
+    def take(self, content: Content) -> Sequence[Content]:
+        """Return what may go of a frame's content, and keep a copy of the rest.
+
+        Args:
+            content: as it stands in the ring.
+
+        Raises:
+            RingError: it speaks of a stream that was never opened.
+        """
+        try:
+            return self._take(content)
+        except KeyError as exc:
+            raise RingError(f"a {type(content).__name__} frame speaks of {exc}, which was never opened") from exc
+
+    def _take(self, content: Content) -> Sequence[Content]:
+        match content:
+            case Step():
+                return self._take_step(content)
+            case Open():
+                self._open(content)
+            case Close():
+                return tuple(self._end(self._streams[content.stream], content))
+            case Drop() if self._known.slots:
+                losses = [self._lose(self._streams[loss.stream], loss, content.reason) for loss in content.losses]
+                return [replace(drop, dropped_at_us=content.dropped_at_us) for drops in losses for drop in drops]
+        return (content,)
+
+    def _open(self, opened: Open) -> None:
+        at = self._known.add(opened.slot, opened.prompt_len)
+        stream = _Stream(opened.stream, at, opened.point in self._blocking)
+        self._streams[opened.stream] = self._by_place[at] = stream
+        if len(self._lasts) < len(self._known.limits):
+            self._lasts = np.resize(self._lasts, len(self._known.limits))
+        self._lasts[at] = -1
+
+    def _take_step(self, step: Step) -> Sequence[Content]:
+        if not self._known.slots:
+            return (step,)
+        owners = self._plans.get(step.plan)
+        if owners is None:
+            owners = self._owners(step)
+        positions = _positions(step)
+        if (positions < self._known.limits.take(owners)).all():
+            self._lasts[owners] = positions
+            return (step,)
+        return tuple(self._sort(step, owners))
+
+    def _owners(self, step: Step) -> IntArray:
+        streams, counts = step.table()
+        owners: IntArray = np.repeat([self._streams[number].at for number in streams], counts)
+        if len(self._plans) >= _KNOWN_PLANS:
+            self._plans.clear()
+        self._plans[step.plan] = owners
+        return owners
+
+    def _sort(self, step: Step, owners: IntArray, *, copied: bool = False) -> Iterator[Content]:
+        """Yield the rows of a step that may go, keep those that wait, and forget or declare those that never will."""
+        known, positions = self._known, _positions(step)
+        late = positions >= known.limits.take(owners)
+        never = late & (known.final | known.gone).take(owners)
+        real, waits = ~late, late & ~never
+        if real.any():
+            self._lasts[owners[real]] = positions[real]
+            yield step if real.all() else _part(step, real)
+        if waits.any():
+            part = _part(step, waits) if not waits.all() else step if copied else _copy(step)
+            yield from self._keep(part, owners[waits])
+        if never.any():
+            for stream, loss in self._losses(positions[never], owners[never]):
+                yield from self._lose(stream, loss, UNCONFIRMED)
+
+    def _keep(self, part: Step, owners: IntArray) -> Iterator[Content]:
+        streams = [self._by_place[at] for at in np.unique(owners).tolist()]
+        if self.held_bytes >= self._max_bytes:
+            if not streams[0].blocks:
+                for stream, loss in self._losses(_positions(part), owners):
+                    yield from self._lose(stream, loss, UNCONFIRMED)
+                return
+            self.full = True
+        self.held_bytes += len(part.payload)
+        self._wait(_Waiting(part, streams, owners))
+
+    def _losses(self, positions: IntArray, owners: IntArray) -> Iterator[tuple[_Stream, Loss]]:
+        for at in np.unique(owners).tolist():
+            stream, mine = self._by_place[at], positions[owners == at]
+            loss = Loss(
+                stream=stream.number, messages=1, rows=len(mine), first_pos=int(mine[0]), last_pos=int(mine[-1])
+            )
+            yield stream, loss
+
+    def _lose(self, stream: _Stream, loss: Loss, reason: str) -> Iterator[Drop]:
+        """Yield a loss, or what of it lies before the end, or keep it until that is known."""
+        limit, rows = int(self._known.limits[stream.at]), loss.rows
+        if loss.last_pos >= limit and not self._known.gone[stream.at]:
+            if not self._known.final[stream.at]:
+                self._wait(_Waiting(loss, (stream,), reason=reason))
+                return
+            if loss.first_pos >= limit:
+                rows = 0
+            elif rows == loss.last_pos - loss.first_pos + 1:
+                rows = limit - loss.first_pos
+            loss = replace(loss, last_pos=limit - 1)
+        past_end, mine = loss.rows - rows, reason == UNCONFIRMED
+        self.past_end += past_end
+        stream.lost += rows if mine else 0
+        stream.cut += past_end if mine else 0
+        stream.unlost += 0 if mine else past_end
+        if rows:
+            yield Drop(reason=reason, losses=(replace(loss, rows=rows),))
+
+    def _end(self, stream: _Stream, closed: Close) -> Iterator[Close]:
+        if stream.waiting:
+            self._wait(_Waiting(closed, (stream,)))
+            return
+        del self._streams[stream.number], self._by_place[stream.at]
+        self._known.remove(stream.at)
+        if stream.cut or stream.lost or stream.unlost:
+            closed = replace(
+                closed,
+                emitted=closed.emitted - stream.cut - stream.lost,
+                dropped=closed.dropped + stream.lost - stream.unlost,
+                last_pos=int(self._lasts[stream.at]),
+            )
+        yield closed
+
+    def _wait(self, waiting: _Waiting) -> None:
+        self._queue.append(waiting)
+        for stream in waiting.streams:
+            stream.waiting += 1
+            self._held[stream.at] = stream
+
+
+def _positions(step: Step) -> IntArray:
+    return np.frombuffer(step.payload, "<i4", step.rows, step.positions_at)
+
+
+def _copy(step: Step) -> Step:
+    return Step(memoryview(bytes(step.payload)))
+
+
+def _part(step: Step, mask: Mask) -> Step:
+    """Return some rows of a step as a step of their own, copied.
+
+    Args:
+        step: all of them.
+        mask: which [rows].
+    """
+    streams, counts = step.table()
+    segments, kept = np.unique(np.repeat(np.arange(len(counts)), counts)[mask], return_counts=True)
+    rows, row_bytes = int(kept.sum()), step.row_bytes
+    numbers = [streams[segment] for segment in segments.tolist()]
+    head, positions_at, tokens_at = step_head(next(_PART_PLANS), numbers, kept.tolist(), row_bytes)
+    STEP_STAMP.pack_into(head, 0, step.step, step.captured_at_us)
+    head[positions_at:tokens_at] = _positions(step)[mask].tobytes()
+    head[tokens_at : tokens_at + 4 * rows] = np.frombuffer(step.payload, "<i4", step.rows, step.tokens_at)[
+        mask
+    ].tobytes()
+    data = np.frombuffer(step.payload, np.uint8, step.rows * row_bytes, step.data_at).reshape(-1, row_bytes)[mask]
+    return Step(memoryview(bytes(head) + data.tobytes()))
