@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from undercurrent.codec import Codec, as_array, positions, token_ids
+from undercurrent.codec import Codec, check_size, positions, token_ids
 from undercurrent.errors import CodecError, DecodeError
 from undercurrent.kafka.records import Record
 from undercurrent.protocol.host_events import Incoming
@@ -53,6 +53,6 @@ def check_arrays(block: ActivationBlock) -> None:
         raise DecodeError(f"width {block.width}; accepted: at least 1")
     if not block.layers or len(set(block.layers)) != len(block.layers):
         raise DecodeError(f"layers {list(block.layers)}: accepted: at least one, each once")
-    as_array(block)
+    check_size(block)
     if len(token_ids(block)) not in (0, len(found)):
         raise DecodeError(f"{len(block.token_ids) // 4} token ids for {len(found)} positions")

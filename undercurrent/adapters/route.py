@@ -14,7 +14,6 @@ from undercurrent.router import Router
 from undercurrent.router.signals import located
 from undercurrent.spec import (
     ActivationRecord,
-    CaptureDtype,
     ExecutionMode,
     ExtractionPoint,
     Overflow,
@@ -48,7 +47,6 @@ def capture_of(point: ExtractionPoint) -> ExtractionPoint:
         queue_depth=None,
         intervention=None,
         probe_args={},
-        dtype=CaptureDtype.MODEL,
         # The driver reads all the time, and a probe must see every row: the engine waits rather than lose one.
         overflow=Overflow.BLOCK,
         token_ids=True,

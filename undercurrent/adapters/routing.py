@@ -13,6 +13,7 @@ the ring, and a route's signals are taken by whoever runs its request.
 from __future__ import annotations
 
 import logging
+import math
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ import numpy as np
 from undercurrent.adapters.route import Route, Stream
 from undercurrent.capture.frames import Close, Content, Drop, Fault, Open, Rewind, Step, decode
 from undercurrent.capture.ring import RingReader
-from undercurrent.codec.tensors import dtype_of
+from undercurrent.codec.tensors import INT8, rows_of
 from undercurrent.core import ProbeSignal
 from undercurrent.errors import CaptureError, ProbingError, RingError
 from undercurrent.router import Router
@@ -38,15 +39,18 @@ Rows = Callable[[memoryview, str, tuple[int, ...]], Sequence[Any]]
 
 def numpy_rows(data: memoryview, dtype: str, shape: tuple[int, ...]) -> Sequence[Any]:
     """Return the tensors of some rows as NumPy arrays, each of the given shape: [width], or what its type has."""
-    return list(np.frombuffer(data, dtype_of(dtype)).astype(np.float32).reshape(-1, *shape))
+    return list(rows_of(data, dtype, math.prod(shape)).astype(np.float32).reshape(-1, *shape))
 
 
 def torch_rows(data: memoryview, dtype: str, shape: tuple[int, ...]) -> Sequence[Any]:
     """Return the tensors of some rows as tensors of torch, on the CPU; shapes as in `numpy_rows`."""
     import torch
 
-    values = torch.frombuffer(data, dtype=getattr(torch, dtype))
-    rows: tuple[Any, ...] = values.to(torch.float32, copy=True).view(-1, *shape).unbind(0)
+    if dtype == INT8:
+        values = torch.from_numpy(rows_of(data, dtype, math.prod(shape)))
+    else:
+        values = torch.frombuffer(data, dtype=getattr(torch, dtype)).to(torch.float32, copy=True)
+    rows: tuple[Any, ...] = values.view(-1, *shape).unbind(0)
     return rows
 
 

@@ -61,15 +61,24 @@ class Emission:
         STEP_STAMP.pack_into(head, 0, batch.step, now_us)
         if lane.first >= 0:
             lane.token_bytes[:] = batch.token_bytes[4 * lane.first : 4 * lane.end]
-            ring[at:data_at] = head
-            ring[data_at:end] = self._views[lane.point.group][lane.first * row_bytes : lane.end * row_bytes]
         else:
             batch.token_ids.take(lane.rows, out=lane.tokens, mode="clip")
-            ring[at:data_at] = head
-            target = self._ring_bytes[data_at:end].reshape(-1, row_bytes)
-            np.take(self._buffers[lane.point.group], lane.rows, axis=0, out=target, mode="clip")
+        ring[at:data_at] = head
+        if lane.first >= 0 and lane.point.encoder is None:
+            ring[data_at:end] = self._views[lane.point.group][lane.first * row_bytes : lane.end * row_bytes]
+        else:
+            self._gather(lane, self._ring_bytes[data_at:end].reshape(-1, row_bytes))
         self._uncommitted.append(lane)
         return True
+
+    def _gather(self, lane: Lane, target: npt.NDArray[np.uint8]) -> None:
+        buffer, encoder = self._buffers[lane.point.group], lane.point.encoder
+        if encoder is None:
+            np.take(buffer, lane.rows, axis=0, out=target, mode="clip")
+        elif lane.first >= 0:
+            encoder.encode(buffer[lane.first : lane.end], target)
+        else:
+            encoder.encode(buffer.take(lane.rows, axis=0, mode="clip"), target)
 
     def commit(self, steps: int) -> None:
         """Show the reader what was written.

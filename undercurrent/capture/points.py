@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from undercurrent.capture.encoding import Encoder, encoder_of
+from undercurrent.capture.projection import Projection, load_projection
 from undercurrent.errors import CaptureError
 from undercurrent.spec import CaptureDtype, ExecutionMode, ExtractionPoint, Overflow, TensorType, UntilKind
 
@@ -57,6 +60,7 @@ class CapturePoint:
         token_ids: whether records carry token ids.
         point_hash: SHA-256 of the point as understood here, hex.
         row_shape: shape of one (token, layer) where it is not [width].
+        encoder: makes what is published of what lies in the buffer; None publishes that as it is.
     """
 
     name: str
@@ -66,16 +70,22 @@ class CapturePoint:
     token_ids: bool = True
     point_hash: str = ""
     row_shape: tuple[int, ...] = ()
+    encoder: Encoder | None = None
 
     @property
     def width(self) -> int:
-        """Elements of one (token, layer)."""
-        return self.group.width
+        """Elements of one (token, layer), as published."""
+        return self.group.width if self.encoder is None else self.encoder.width
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
-        return self.group.row_bytes
+        """Bytes of one row, as published."""
+        return self.group.row_bytes if self.encoder is None else self.encoder.row_bytes
+
+    @property
+    def dtype(self) -> str:
+        """Element type on the wire."""
+        return self.group.dtype if self.encoder is None else self.encoder.dtype
 
     @classmethod
     def of(
@@ -102,24 +112,40 @@ class CapturePoint:
         _refuse(point, layers, shapes)
         shape = shapes[point.tensor_type.value] if point.tensor_type in SHAPED else ()
         # A router computes in float32 whatever the model does; ids above 256 would not survive bfloat16.
-        own_dtype = "float32" if point.tensor_type is TensorType.ROUTER_TOPK else model_dtype
-        dtype = own_dtype if point.dtype is CaptureDtype.MODEL else point.dtype.value
-        if dtype not in ELEMENT_BYTES:
-            raise CaptureError(f"point {point.name!r}: elements of type {dtype} are not supported")
+        source = "float32" if point.tensor_type is TensorType.ROUTER_TOPK else model_dtype
+        if source not in ELEMENT_BYTES:
+            raise CaptureError(f"point {point.name!r}: elements of type {source} are not supported")
+        taken = math.prod(shape) if shape else width
+        projection = _projection(point, taken)
+        encoder = encoder_of(
+            point.name, source, point.dtype.value, layers=len(point.layers), width=taken, projection=projection
+        )
         return cls(
             name=point.name,
-            group=TapGroup(
-                tensor_type=point.tensor_type.value,
-                layers=point.layers,
-                dtype=dtype,
-                width=math.prod(shape) if shape else width,
-            ),
+            group=TapGroup(tensor_type=point.tensor_type.value, layers=point.layers, dtype=source, width=taken),
             row_shape=shape,
             select=point.positions,
             blocks=point.overflow is Overflow.BLOCK,
             token_ids=point.token_ids,
-            point_hash=point.point_hash(),
+            point_hash=_hash(point, projection),
+            encoder=encoder,
         )
+
+
+def _projection(point: ExtractionPoint, width: int) -> Projection | None:
+    if point.reduce is None:
+        return None
+    try:
+        return load_projection(Path(str(point.reduce["project"])), width)
+    except CaptureError as exc:
+        raise CaptureError(f"point {point.name!r}, reduce.project: {exc}") from exc
+
+
+def _hash(point: ExtractionPoint, projection: Projection | None) -> str:
+    """Return the point's hash, in which a matrix stands by its content: the file's path means nothing elsewhere."""
+    if projection is None:
+        return point.point_hash()
+    return replace(point, reduce={"project": f"sha256:{projection.sha256}"}).point_hash()
 
 
 def _refuse(point: ExtractionPoint, layers: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -132,10 +158,12 @@ def _refuse(point: ExtractionPoint, layers: int, shapes: Mapping[str, tuple[int,
             point.tensor_type is TensorType.ROUTER_TOPK
             and point.dtype not in (CaptureDtype.MODEL, CaptureDtype.FLOAT32)
         ),
+        f"reduce projects rows of the hidden size, which {kind} does not have": (
+            point.tensor_type in SHAPED and point.reduce is not None
+        ),
         "execution_mode inline belongs to the embedded adapter": point.execution_mode is ExecutionMode.INLINE,
         "overflow drop_oldest cannot act in a ring whose reader owns its tail": point.overflow is Overflow.DROP_OLDEST,
         "until stop_token is not supported in a pipeline yet": point.until.kind is UntilKind.STOP_TOKEN,
-        "reduce is not supported yet": point.reduce is not None,
         "its position is known only when the request has ended": point.needs_final_length,
         f"final_norm has one layer, {layers} on this model": (
             point.tensor_type is TensorType.FINAL_NORM and point.layers != (layers,)

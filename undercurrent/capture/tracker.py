@@ -161,7 +161,7 @@ class Tracker:
                 layers=point.group.layers,
                 width=point.width,
                 row_shape=point.row_shape,
-                dtype=point.group.dtype,
+                dtype=point.dtype,
                 token_ids=point.token_ids,
                 point_hash=point.point_hash,
                 tenant=order.tenant,

@@ -2,6 +2,6 @@
 
 from undercurrent.codec.avro import Codec
 from undercurrent.codec.blocks import BlockEncoder
-from undercurrent.codec.tensors import as_array, positions, row_shape, token_ids, views
+from undercurrent.codec.tensors import as_array, check_size, positions, row_shape, token_ids, views
 
-__all__ = ["BlockEncoder", "Codec", "as_array", "positions", "row_shape", "token_ids", "views"]
+__all__ = ["BlockEncoder", "Codec", "as_array", "check_size", "positions", "row_shape", "token_ids", "views"]

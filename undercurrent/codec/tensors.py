@@ -1,4 +1,4 @@
-"""The arrays inside an activation block, as views on its bytes."""
+"""The arrays inside an activation block: views on its bytes, but for what was quantised."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from undercurrent.capture.int8 import dequantise, int8_row_bytes, quantise
 from undercurrent.errors import DecodeError
 from undercurrent.protocol.messages import ActivationBlock
 from undercurrent.spec import ActivationRecord, TensorType
@@ -20,7 +21,9 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "float16": np.dtype("<f2"),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
-"""Element types by the name that stands on the wire."""
+"""Element types by the name that stands on the wire. Beside them there is int8, whose rows have a scale each."""
+
+INT8 = "int8"
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
@@ -31,8 +34,33 @@ def dtype_of(name: str) -> np.dtype[Any]:
     """
     dtype = DTYPES.get(name)
     if dtype is None:
-        raise DecodeError(f"dtype {name!r}; known are {', '.join(DTYPES)}")
+        raise DecodeError(f"dtype {name!r}; known are {', '.join([*DTYPES, INT8])}")
     return dtype
+
+
+def row_bytes(dtype: str, width: int) -> int:
+    """Return the bytes of one (token, layer) on the wire.
+
+    Raises:
+        DecodeError: no such element type.
+    """
+    return int8_row_bytes(width) if dtype == INT8 else width * dtype_of(dtype).itemsize
+
+
+def rows_of(data: bytes | memoryview, dtype: str, width: int) -> NDArray[Any]:
+    """Return rows that stand one after the other, [n, width]: views on their bytes, or float32 where those are int8.
+
+    Args:
+        data: a whole number of rows.
+        dtype: element type on the wire.
+        width: elements of a row.
+
+    Raises:
+        DecodeError: no such element type.
+    """
+    if dtype == INT8:
+        return dequantise(data, width)
+    return np.frombuffer(data, dtype_of(dtype)).reshape(-1, width)
 
 
 def positions(block: ActivationBlock) -> NDArray[np.int32]:
@@ -53,22 +81,54 @@ def token_ids(block: ActivationBlock) -> NDArray[np.int32]:
     return _int32(block.token_ids, "token_ids")
 
 
-def as_array(block: ActivationBlock) -> NDArray[Any]:
-    """Return the values of a block, [n, L, width] in the model's element type, a read-only view without a copy.
+def bytes_of(values: NDArray[Any], dtype: str) -> bytes:
+    """Return rows as they stand on the wire.
+
+    Args:
+        values: [..., width], of any float type.
+        dtype: element type on the wire.
 
     Raises:
-        DecodeError: the number of bytes is not n * L * width elements, or the shape of a row has not width of them.
+        DecodeError: no such element type.
     """
-    dtype = dtype_of(block.dtype)
+    if dtype != INT8:
+        return values.astype(dtype_of(dtype)).tobytes()
+    rows = values.astype(np.float32).reshape(-1, values.shape[-1])
+    out = np.empty((len(rows), int8_row_bytes(rows.shape[1])), np.uint8)
+    quantise(rows, out, rows)
+    return out.tobytes()
+
+
+def check_size(block: ActivationBlock) -> tuple[int, int, int]:
+    """Return the shape [n, L, width] of a block's values, without reading them.
+
+    Raises:
+        DecodeError: it has not as many bytes as they take, or the shape of a row has not width elements.
+    """
     shape = (len(block.positions) // 4, len(block.layers), block.width)
-    expected = shape[0] * shape[1] * shape[2] * dtype.itemsize
+    expected = shape[0] * shape[1] * row_bytes(block.dtype, block.width)
     if len(block.data) != expected:
         raise DecodeError(
             f"data of {block.request_id} at {block.point}, seq {block.seq}: {len(block.data)} bytes, but [n, layers, "
             f"width] = {list(shape)} of {block.dtype} needs {expected}"
         )
     row_shape(block)
-    return np.frombuffer(block.data, dtype).reshape(shape)
+    return shape
+
+
+def as_array(block: ActivationBlock) -> NDArray[Any]:
+    """Return the values of a block, [n, L, width].
+
+    They are a read-only view in the element type of the wire, without a copy. Where that is int8 they are float32,
+    each row multiplied by its scale.
+
+    Raises:
+        DecodeError: the block has not as many bytes as they take, or the shape of a row has not width elements.
+    """
+    shape = check_size(block)
+    if 0 in shape:
+        return np.empty(shape, np.float32 if block.dtype == INT8 else dtype_of(block.dtype))
+    return rows_of(block.data, block.dtype, block.width).reshape(shape)
 
 
 def row_shape(block: ActivationBlock) -> tuple[int, ...]:
@@ -88,7 +148,7 @@ def row_shape(block: ActivationBlock) -> tuple[int, ...]:
 def views(block: ActivationBlock, prompt_len: int) -> Iterator[ActivationRecord]:
     """Yield one record per (token, layer), tokens in order and layers within a token.
 
-    Tensors are views [width]; those of `kv` are [2, kv_heads, head_dim], those of `router_topk` [2, k].
+    Tensors are rows of `as_array`, [width]; those of `kv` are [2, kv_heads, head_dim], those of `router_topk` [2, k].
 
     Args:
         block: what was read from the topic.

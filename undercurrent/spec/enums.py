@@ -90,6 +90,7 @@ class CaptureDtype(StrEnum):
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
+    INT8 = "int8"
 
 
 class Overflow(StrEnum):

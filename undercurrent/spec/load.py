@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import os
 import warnings
@@ -55,7 +56,7 @@ def _is_path(text: str) -> bool:
 
 
 def load_yaml_file(path: str | os.PathLike[str]) -> ProbeSpec:
-    """Return the spec in a YAML file.
+    """Return the spec in a YAML file; a path in it starts from the file's folder.
 
     Raises:
         SpecValidationError: it cannot be read or is wrong; the error names the file.
@@ -67,11 +68,19 @@ def load_yaml_file(path: str | os.PathLike[str]) -> ProbeSpec:
         reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
         raise SpecValidationError(f"{path}: cannot be read: {reason}") from exc
     try:
-        return parse_yaml(text)
+        spec = parse_yaml(text)
     except SpecValidationError as exc:
         named = SpecValidationError(f"{path}: {exc}")
         named.point, named.field = exc.point, exc.field
         raise named from exc
+    return ProbeSpec(spec.version, [_located(point, Path(path).absolute().parent) for point in spec])
+
+
+def _located(point: ExtractionPoint, folder: Path) -> ExtractionPoint:
+    """Return a point whose files are named whole: the process that reads them may run elsewhere."""
+    if point.reduce is None:
+        return point
+    return dataclasses.replace(point, reduce={"project": str(folder / point.reduce["project"])})
 
 
 def parse_yaml(text: str) -> ProbeSpec:
@@ -174,4 +183,6 @@ def _to_point(model: PointModel) -> ExtractionPoint:
             fields["intervention"] = InterventionPolicy(**model.intervention.model_dump())
     except SpecValidationError as exc:
         raise SpecValidationError(exc.reason, point=model.name, field=exc.field) from None
+    if model.reduce is not None:
+        fields["reduce"] = model.reduce.model_dump()
     return ExtractionPoint(**fields)

@@ -72,6 +72,12 @@ class InterventionModel(_Strict):
     on_timeout: TimeoutAction = TimeoutAction.CONTINUE
 
 
+class ReduceModel(_Strict):
+    """What the engine makes of a row before it is published."""
+
+    project: Text
+
+
 class PointModel(_Strict):
     """One extraction point."""
 
@@ -98,7 +104,7 @@ class PointModel(_Strict):
     dtype: CaptureDtype = CaptureDtype.MODEL
     overflow: Overflow | None = None
     token_ids: StrictBool = True
-    reduce: dict[str, JsonValue] | None = None
+    reduce: ReduceModel | None = None
     on_unavailable: OnUnavailable = OnUnavailable.CONTINUE
 
 
@@ -109,7 +115,11 @@ class SpecModel(_Strict):
     extraction_points: list[PointModel]
 
 
-_NESTED: dict[str, type[BaseModel]] = {"until": UntilModel, "intervention": InterventionModel}
+_NESTED: dict[str, type[BaseModel]] = {
+    "until": UntilModel,
+    "intervention": InterventionModel,
+    "reduce": ReduceModel,
+}
 
 
 def accepted_keys(path: tuple[str | int, ...]) -> list[str]:
@@ -157,7 +167,8 @@ def _translate(detail: ErrorDetails, data: object) -> SpecValidationError:
     return SpecValidationError(f"{value}; accepted: {_expectation(detail)}", point=point, field=field)
 
 
-_KNOWN = {name for model in (PointModel, SpecModel, UntilModel, InterventionModel) for name in model.model_fields}
+_MODELS: list[type[BaseModel]] = [PointModel, SpecModel, *_NESTED.values()]
+_KNOWN = {name for model in _MODELS for name in model.model_fields}
 _EXPECTED = {
     "int_type": "a whole number",
     "string_type": "text",

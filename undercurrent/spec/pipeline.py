@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 
 from undercurrent.errors import SpecValidationError
-from undercurrent.spec.enums import CaptureDtype, ExecutionMode, OnUnavailable, UntilKind
+from undercurrent.spec.enums import ExecutionMode, OnUnavailable, UntilKind
 from undercurrent.spec.point import ExtractionPoint, ProbeSpec
 
 # A point's name is the end of a topic's name; Kafka allows 249 characters in all.
 _TOPIC_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,149}")
 
 
-def check_pipeline(spec: ProbeSpec, *, dtypes: Collection[CaptureDtype] = (CaptureDtype.MODEL,)) -> None:
+def check_pipeline(spec: ProbeSpec) -> None:
     """Refuse a spec that a pipeline cannot honour in full.
 
     Args:
         spec: the spec of the deployment.
-        dtypes: element types that the capture side can publish.
 
     Raises:
         SpecValidationError: a point is inline, its name is no part of a topic's name, or it asks for what capture
             cannot do.
     """
     for point in spec:
-        for field, reason in _objections(point, dtypes):
+        for field, reason in _objections(point):
             raise SpecValidationError(reason, point=point.name, field=field)
 
 
-def _objections(point: ExtractionPoint, dtypes: Collection[CaptureDtype]) -> list[tuple[str, str]]:
+def _objections(point: ExtractionPoint) -> list[tuple[str, str]]:
     found = []
     if point.execution_mode is not ExecutionMode.ASYNC:
         found.append(("execution_mode", "inline belongs to the embedded adapter; accepted in a pipeline: async"))
@@ -42,8 +40,4 @@ def _objections(point: ExtractionPoint, dtypes: Collection[CaptureDtype]) -> lis
         found.append(("until", "stop_token is not enforced by capture; accepted: generation_end, fixed_count"))
     if point.on_unavailable is not OnUnavailable.CONTINUE:
         found.append(("on_unavailable", f"{point.on_unavailable.value} is not honoured yet; accepted: continue"))
-    if point.reduce is not None:
-        found.append(("reduce", "is not applied by capture: leave it out"))
-    if point.dtype not in dtypes:
-        found.append(("dtype", f"{point.dtype.value}; accepted here: {', '.join(sorted(d.value for d in dtypes))}"))
     return found

@@ -22,7 +22,7 @@ from undercurrent.spec.enums import (
 )
 from undercurrent.spec.policies import InterventionPolicy, UntilPolicy, as_until
 from undercurrent.spec.position import PositionSelector, parse_position
-from undercurrent.spec.values import as_count, as_enum, as_layers, as_plain, as_text, shown
+from undercurrent.spec.values import as_count, as_enum, as_layers, as_plain, as_reduction, as_text, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,12 @@ class ExtractionPoint:
         queue_depth: of an async point: records of one request that may wait.
         intervention: of an inline point: what its probe may hold up; None leaves it to the router.
         probe_args: plain data for the probe's constructor.
-        dtype: element type of published values.
+        dtype: element type of published values; `model` is what the model computed, bit for bit.
         overflow: what happens to records when a buffer is full; None leaves it to whoever runs the buffer.
         token_ids: whether records carry the input token ids.
-        reduce: a reduction applied in the engine, for example `{"project": "matrix.safetensors"}`.
+        reduce: `{"project": FILE}`: rows are multiplied in the engine with the float matrix [width, k] in a file (.npy,
+            or .safetensors), and published as [n, layers, k], in float32 unless `dtype` says otherwise. A path in a
+            spec file starts from that file's folder.
         on_unavailable: what the engine does while no probe guards this point.
 
     Raises:
@@ -99,7 +101,7 @@ class ExtractionPoint:
         if self.overflow is not None:
             values["overflow"] = as_enum(Overflow, self.overflow, "overflow", name)
         if self.reduce is not None:
-            values["reduce"] = as_plain(self.reduce, "reduce", name)
+            values["reduce"] = as_reduction(self.reduce, name)
         for key, value in values.items():
             object.__setattr__(self, key, value)
         kind = self._derived_kind() if self.probe_kind is None else self.probe_kind

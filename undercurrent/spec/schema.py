@@ -33,10 +33,12 @@ _DESCRIPTIONS: Mapping[str, str] = {
     "execution_mode": "Whether generation waits for the probe (inline) or goes on (async). Pipelines take async only.",
     "queue_depth": "Of an async point: records of one request that may wait.",
     "intervention": "Of an inline point: what its probe may hold up.",
-    "dtype": "Element type of published values; model is what the model computed, bit for bit.",
+    "dtype": "Element type of published values; model is what the model computed, bit for bit. int8 has a float32 "
+    "scale for each token and layer.",
     "overflow": "What happens to records when a buffer is full.",
     "token_ids": "Whether records carry the input token ids.",
-    "reduce": "A reduction applied in the engine.",
+    "reduce": "{project: FILE}: the engine multiplies each row with a float matrix [width, k] of a .safetensors or "
+    ".npy file; a path starts from this file's folder.",
     "on_unavailable": "What an engine does while no probe guards the point.",
 }
 _OLD_SPELLINGS: Mapping[str, str] = {"layer": "layers", "tensor": "tensor_type"}

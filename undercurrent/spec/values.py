@@ -123,6 +123,19 @@ def as_plain(value: object, field: str, point: str | None = None) -> dict[str, A
     return PlainCopy().of_mapping(value, field, point)
 
 
+def as_reduction(value: object, point: str | None = None) -> dict[str, Any]:
+    """Return what a point's `reduce` says: `{"project": FILE}`.
+
+    Raises:
+        SpecValidationError: it says something else.
+    """
+    plain = as_plain(value, "reduce", point)
+    if set(plain) != {"project"}:
+        raise SpecValidationError(f"{shown(plain)}; accepted: {{project: FILE}}", point=point, field="reduce")
+    as_text(plain["project"], "reduce.project", point)
+    return plain
+
+
 class PlainCopy:
     """Copies plain data; all copies together are bounded, shared parts counted as often as they are met."""
 

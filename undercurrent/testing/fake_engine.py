@@ -161,7 +161,7 @@ class FakeEngine:
 
     def _rows_of(self, points: Iterable[CapturePoint]) -> dict[TapGroup, NDArray[np.uint8]]:
         rows = self._max_model_len + self._max_num_seqs
-        return {point.group: np.zeros((rows, point.row_bytes), np.uint8) for point in points}
+        return {p.group: np.zeros((rows, p.group.row_bytes), np.uint8) for p in points}
 
     async def check(self, request: EngineRequest) -> EngineRequest:
         """Return a request that can run, its prompt as token ids.

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from undercurrent.codec import Codec
-from undercurrent.codec.tensors import dtype_of
+from undercurrent.codec.tensors import bytes_of
 from undercurrent.protocol.messages import (
     ActivationBlock,
     EndReason,
@@ -136,7 +136,7 @@ class StreamBuilder:
             step: scheduler step.
             captured_at_us: when it was captured.
         """
-        values = np.asarray(rows).astype(dtype_of(self.dtype)).reshape(len(positions), len(self.layers), self.width)
+        values = np.asarray(rows).reshape(len(positions), len(self.layers), self.width)
         self._emitted += len(positions)
         self._last_pos = max(self._last_pos, *positions)
         return ActivationBlock(
@@ -151,7 +151,7 @@ class StreamBuilder:
             captured_at_us=captured_at_us,
             positions=np.asarray(positions, "<i4").tobytes(),
             token_ids=np.zeros(len(positions), "<i4").tobytes(),
-            data=values.tobytes(),
+            data=bytes_of(values, self.dtype),
         )
 
     def ended(self, reason: EndReason = EndReason.FINISHED, *, dropped: int = 0) -> StreamEnded:

@@ -74,10 +74,8 @@ class CaptureSettings:
 
 def tap_set(points: Sequence[ExtractionPoint]) -> str:
     """Return the canonical tap set of some points: equal for equal graphs, whatever the points are called."""
-    taps = {
-        (point.tensor_type.value, layer, point.dtype.value, point.layers) for point in points for layer in point.layers
-    }
-    return ";".join(f"{t}/{layer}/{d}/{','.join(map(str, group))}" for t, layer, d, group in sorted(taps))
+    taps = {(point.tensor_type.value, layer, point.layers) for point in points for layer in point.layers}
+    return ";".join(f"{t}/{layer}/{','.join(map(str, group))}" for t, layer, group in sorted(taps))
 
 
 def additional_config(points: Sequence[ExtractionPoint], settings: Path) -> dict[str, Any]:

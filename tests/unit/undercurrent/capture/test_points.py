@@ -30,7 +30,7 @@ def point(**fields):
         ({"overflow": "drop_oldest"}, "drop_oldest"),
         ({"layers": 4}, "layers 0 to 3"),
         ({"layers": 3, "tensor_type": "final_norm"}, "one layer, 4"),
-        ({"reduce": {"project": "m.safetensors"}}, "reduce"),
+        ({"reduce": {"project": "nowhere.safetensors"}}, "reduce.project: nowhere.safetensors: cannot be read"),
         ({"position": "generated[-1]"}, "only when the request has ended"),
     ],
 )
@@ -47,10 +47,12 @@ def test_points_with_the_same_tensor_and_layers_share_a_group():
             "b": {"layers": [0, 1], "position": "prompt[*]"},
             "c": {"layers": [1]},
             "d": {"layers": [0, 1], "dtype": "float32"},
+            "e": {"layers": [0, 1], "dtype": "int8"},
         }.items()
     ]
-    assert len(tap_groups(made)) == 3
-    assert [p.row_bytes for p in made] == [32, 32, 16, 64]
+    assert len(tap_groups(made)) == 2
+    assert [p.row_bytes for p in made] == [32, 32, 16, 64, 24]
+    assert [p.dtype for p in made] == ["bfloat16"] * 3 + ["float32", "int8"]
 
 
 SHAPES = {"kv": (2, 3, 4), "router_topk": (2, 5)}

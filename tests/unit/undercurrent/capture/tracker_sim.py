@@ -12,6 +12,7 @@ from undercurrent.capture.plan import Batch
 from undercurrent.capture.points import CapturePoint, Order, tap_groups
 from undercurrent.capture.ring import Ring
 from undercurrent.capture.tracker import Tracker
+from undercurrent.codec.tensors import bytes_of
 from undercurrent.spec import ExtractionPoint
 
 WIDTH = 2
@@ -31,6 +32,7 @@ POINTS = (
     point("strided", "generated[1:9]", layers=(1,), stride=2),
     point("last", "prompt[-1]", layers=(3,)),
     point("norm", "prompt[*]", layers=(4,), tensor="final_norm"),
+    point("coded", "*", dtype="int8"),
 )
 
 
@@ -142,10 +144,10 @@ class Sim:
         opened = self.opened[stream]
         job = next(j for j in self.jobs if j.name == opened.request_id)
         positions, token_ids = np.frombuffer(positions, "<i4"), np.frombuffer(token_ids, "<i4")
-        rows = np.frombuffer(data, "<f4").reshape(len(positions), len(opened.layers), opened.width)
+        rows = np.frombuffer(data, np.uint8).reshape(len(positions), -1)
         for position, token_id, row in zip(positions, token_ids, rows, strict=True):
             assert token_id == job.number * 1000 + position
-            assert np.array_equal(row, truth(job, int(position), opened.layers))
+            assert row.tobytes() == bytes_of(truth(job, int(position), opened.layers), opened.dtype)
             self.got[stream].append(("row", int(position)))
 
     def check(self, *, lossless):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.unit.undercurrent.codec.test_blocks import block
 from undercurrent.codec import Codec, as_array, positions, row_shape, token_ids, views
+from undercurrent.codec.tensors import bytes_of
 from undercurrent.errors import DecodeError
 
 CODEC = Codec()
@@ -74,3 +75,24 @@ def test_shapes_that_do_not_fit_are_refused(changes, said):
 def test_a_broken_int32_is_refused(read):
     with pytest.raises(DecodeError, match="5 bytes"):
         read(block(positions=b"12345", token_ids=b"12345"))
+
+
+def test_int8_rows_are_multiplied_by_their_scales():
+    values = np.random.default_rng(0).normal(size=(3, 2, 4)).astype(np.float32)
+    values[1, 0] = 0
+    values[2, 1, 3] = np.nan
+    sent = block(
+        width=4, dtype="int8", layers=(0, 1), positions=np.arange(3, dtype="<i4").tobytes(), token_ids=b"",
+        data=bytes_of(values, "int8"),
+    )  # fmt: skip
+    got = as_array(CODEC.decode(CODEC.encode(sent)))
+    assert (got.dtype, got.shape) == (np.float32, (3, 2, 4))
+    assert np.isnan(got[2, 1]).all()
+    assert not got[1, 0].any()
+    assert np.abs(got[:2] - values[:2]).max() <= np.abs(values[:2]).max() / 127 * 0.51
+    assert [r.tensor.tolist() for r in views(sent, 0)][:5] == got.reshape(6, 4)[:5].tolist()
+
+
+def test_an_int8_block_of_the_wrong_size_is_refused():
+    with pytest.raises(DecodeError, match=r"95 bytes.*of int8 needs 96"):
+        as_array(block(dtype="int8", width=4, layers=(0, 1), positions=b"\x00" * 24, data=b"\x00" * 95))

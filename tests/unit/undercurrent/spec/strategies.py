@@ -75,7 +75,7 @@ def points(draw: st.DrawFn, name: str | None = None) -> ExtractionPoint:
         dtype=draw(st.sampled_from(CaptureDtype)),
         overflow=draw(st.none() | st.sampled_from(Overflow)),
         token_ids=draw(st.booleans()),
-        reduce=draw(st.none() | plain),
+        reduce=draw(st.none() | st.fixed_dictionaries({"project": names})),
         on_unavailable=draw(st.sampled_from(OnUnavailable)),
     )
 

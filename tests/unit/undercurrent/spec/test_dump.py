@@ -60,7 +60,7 @@ def test_defaults_are_left_out():
         ({"dtype": "float16"}, {"dtype": "float16"}),
         ({"overflow": "block"}, {"overflow": "block"}),
         ({"token_ids": False}, {"token_ids": False}),
-        ({"reduce": {}}, {"reduce": {}}),
+        ({"reduce": {"project": "m.npy"}}, {"reduce": {"project": "m.npy"}}),
         ({"on_unavailable": "abort"}, {"on_unavailable": "abort"}),
     ],
 )

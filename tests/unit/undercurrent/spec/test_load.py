@@ -222,3 +222,21 @@ def test_a_warning_points_at_whoever_called(tmp_path):
         with pytest.warns(DeprecationWarning, match="'layer' is now called 'layers'") as caught:
             call()
         assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_a_matrix_in_a_file_is_found_from_that_files_folder(tmp_path):
+    def text(path):
+        return f"""
+            version: 1
+            extraction_points:
+            - {{name: p, layers: 0, tensor_type: attn_out, position: "*", reduce: {{project: {path}}}}}
+        """
+
+    (tmp_path / "points.yaml").write_text(text("matrices/m.npy"))
+    (tmp_path / "whole.yaml").write_text(text("/elsewhere/m.npy"))
+    [point] = load_spec(tmp_path / "points.yaml")
+    assert point.reduce == {"project": str(tmp_path / "matrices" / "m.npy")}
+    [point] = load_spec(tmp_path / "whole.yaml")
+    assert point.reduce == {"project": "/elsewhere/m.npy"}
+    [point] = load_spec(text("matrices/m.npy"))
+    assert point.reduce == {"project": "matrices/m.npy"}

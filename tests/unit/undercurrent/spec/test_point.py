@@ -97,6 +97,9 @@ def test_position_that_needs_the_final_length_is_refused_by_name():
         ({"overflow": "spill"}, "overflow"),
         ({"token_ids": 1}, "token_ids"),
         ({"reduce": 3}, "reduce"),
+        ({"reduce": {}}, "reduce"),
+        ({"reduce": {"project": " "}}, "reduce.project"),
+        ({"reduce": {"project": "m.npy", "mean": 1}}, "reduce"),
         ({"on_unavailable": "pray"}, "on_unavailable"),
     ],
 )

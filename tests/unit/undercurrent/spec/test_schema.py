@@ -58,10 +58,10 @@ FIELDS = {
     "intervention": [..., ..., None, {}, {"mode": "reject"}, {"mode": "block_until_signal", "timeout_ms": 5},
                      {"mode": "block_until_signal", "timeout_ms": 5, "on_timeout": "abort"}, {"timeout_ms": 5},
                      {"mode": "reject", "on_timeout": "continue"}, {"on_timeout": "abort"}],
-    "dtype": [..., "float16", "int8"],
+    "dtype": [..., "float16", "int8", "int4"],
     "overflow": [..., "block", None],
     "token_ids": [..., False, 1],
-    "reduce": [..., None, {"project": "m"}],
+    "reduce": [..., None, {"project": "m"}, {}, {"project": 3}, {"mean": "m"}],
     "on_unavailable": [..., "abort"],
     "surprise": [..., ..., ..., ..., ..., 1],
 }  # fmt: skip
