@@ -10,8 +10,8 @@ from probe_consumers.runner import BindingRunner
 from undercurrent.protocol.host import ProbeHost
 from undercurrent.protocol.host_events import Incoming
 from undercurrent.protocol.host_position import Resume
-from undercurrent.protocol.messages import ActivationBlock, ProbeVerdict, StreamEnded, StreamStarted, VerdictKind
-from undercurrent.protocol.streams import StreamId, stream_id
+from undercurrent.protocol.messages import ProbeVerdict, StreamStarted, VerdictKind
+from undercurrent.protocol.streams import StreamId, StreamMessage, stream_id
 
 REPLAY_SERVICE = "replay"
 # A record's age has no meaning here; what a live host would have aborted is recorded as such.
@@ -91,7 +91,7 @@ class Replay:
 
     def _note(self, item: Incoming) -> None:
         message = item.message
-        if not isinstance(message, StreamStarted | ActivationBlock | StreamEnded):
+        if not isinstance(message, StreamMessage):
             return
         name = stream_id(message)
         if isinstance(message, StreamStarted):

@@ -248,7 +248,8 @@ class Run:
             score=None if score is None else float(score),
             token_pos=None if strongest is None else index_of(strongest.token_pos, "token_pos"),
             layer=None if strongest is None else index_of(strongest.layer, "layer"),
-            clear_up_to=self._clear_up_to,
+            # Of a stream that was rewound less is clear than was said once.
+            clear_up_to=min(self._clear_up_to, self._stream.clear_up_to),
             scored=self._scored,
             complete=self._stream.complete,
             missing=min(self._stream.missing, _MOST_MISSING),

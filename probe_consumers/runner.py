@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,12 +26,11 @@ class _Live:
     Args:
         stream: the stream.
         runs: one per binding.
-        held: blocks that came before every shard had started, with the scores that they will need.
+        started: every shard has, and the probes were told of the stream.
     """
 
     stream: Stream
     runs: list[Run]
-    held: list[Arrived] = field(default_factory=list)
     started: bool = False
 
 
@@ -107,16 +106,8 @@ class BindingRunner:
             else:
                 self._refused.pop(bound.binding.name, None)
             yield from said
-        held, live.held = live.held, []
-        scores = self._score([event.block for event in held])
-        for event in held:
-            yield from self._arrived(step, live, event, scores[id(event.block)])
 
     def _arrived(self, step: Step, live: _Live, event: Arrived, scores: Sequence[Scores]) -> Iterator[Emission]:
-        if not live.started:
-            # A probe cannot be asked whether it takes the stream before all its layers are known.
-            live.held.append(event)
-            return
         source = _source(step, event.block)
         for run, mine in zip(live.runs, scores, strict=True):
             yield from run.take(source, event.block, event.clear_up_to, mine, silent=step.silent)

@@ -19,6 +19,7 @@ ORDER = (
     "PublisherStarted",
     "StreamStarted",
     "ActivationRecord",
+    "StreamInvalidated",
     "StreamEnded",
     "ControlCommand",
     "ControlAck",

@@ -318,6 +318,23 @@ class ActivationBlock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StreamInvalidated:
+    """Voids the end of a stream that its engine has rewound; one per shard. Topics: activations.*."""
+
+    request_id: str
+    attempt: int
+    index: int = 0
+    point: str
+    shard: int = 0
+    engine: str
+    incarnation: int
+    seq: int
+    first_position: int
+    revision: int
+    invalidated_at_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamEnded:
     """Closes one shard of a stream. Topics: activations.*."""
 
@@ -451,6 +468,7 @@ Message = (
     | PublisherStarted
     | StreamStarted
     | ActivationBlock
+    | StreamInvalidated
     | StreamEnded
     | ControlCommand
     | ControlAck

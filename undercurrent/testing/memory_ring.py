@@ -31,15 +31,13 @@ from undercurrent.protocol.host import ProbeHost
 from undercurrent.protocol.host_events import Action, Commit, Fetch, Incoming, Read, SendAbort
 from undercurrent.protocol.host_position import Committed, resume_from
 from undercurrent.protocol.messages import (
-    ActivationBlock,
     ControlCommand,
     Message,
     ProbeVerdict,
     PublisherStarted,
-    StreamEnded,
-    StreamStarted,
     VerdictKind,
 )
+from undercurrent.protocol.streams import StreamMessage
 from undercurrent.spec import ExtractionPoint, ProbeSpec, check_pipeline, load_spec
 from undercurrent.testing.memory_topics import MemoryTopics
 from undercurrent.topics import DLQ_EXTRA_BYTES, TopicPlan
@@ -113,13 +111,13 @@ class MemoryRing:
                 for topic in map(self.plan.activations, self.plan.points):
                     for number in range(self.plan.activation_partitions):
                         self.topics.append(topic, value, key=None, partition=number)
-            elif isinstance(message, StreamStarted | ActivationBlock | StreamEnded):
+            elif isinstance(message, StreamMessage):
                 topic = self.plan.activations(message.point)
                 self.topics.append(topic, value, key=message.request_id.encode())
             else:
                 raise TypeError(
                     f"{type(message).__name__} is no message of an activations topic; accepted: PublisherStarted, "
-                    f"StreamStarted, ActivationBlock, StreamEnded"
+                    f"StreamStarted, ActivationBlock, StreamInvalidated, StreamEnded"
                 )
 
     def poll(self, *, commit: bool = True) -> None:

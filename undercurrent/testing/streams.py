@@ -21,6 +21,7 @@ from undercurrent.protocol.messages import (
     Message,
     PublisherStarted,
     StreamEnded,
+    StreamInvalidated,
     StreamStarted,
 )
 
@@ -101,6 +102,7 @@ class StreamBuilder:
         self._model_fingerprint = model_fingerprint
         self._emitted = 0
         self._last_pos = -1
+        self.revision = 0
 
     def skip(self, count: int = 1) -> None:
         """Use up numbers, as messages do that are lost."""
@@ -147,11 +149,24 @@ class StreamBuilder:
             layers=self.layers,
             row_shape=self.row_shape,
             seq=self._seq(),
+            revision=self.revision,
             step=step,
             captured_at_us=captured_at_us,
             positions=np.asarray(positions, "<i4").tobytes(),
             token_ids=np.zeros(len(positions), "<i4").tobytes(),
             data=bytes_of(values, self.dtype),
+        )
+
+    def invalidated(self, first_position: int) -> StreamInvalidated:
+        """Return the message that voids the rows from a position on; later blocks have the next revision."""
+        self.revision += 1
+        self._last_pos = min(self._last_pos, first_position - 1)
+        return StreamInvalidated(
+            **self._identity,  # type: ignore[arg-type]
+            seq=self._seq(),
+            first_position=first_position,
+            revision=self.revision,
+            invalidated_at_us=0,
         )
 
     def ended(self, reason: EndReason = EndReason.FINISHED, *, dropped: int = 0) -> StreamEnded:
@@ -181,6 +196,10 @@ class StreamBuilder:
     def block(self, positions: Sequence[int], rows: ArrayLike, *, step: int = 0, captured_at_us: int = 0) -> bytes:
         """Return the bytes of `activations`."""
         return encoded(self.activations(positions, rows, step=step, captured_at_us=captured_at_us))
+
+    def invalidate(self, first_position: int) -> bytes:
+        """Return the bytes of `invalidated`."""
+        return encoded(self.invalidated(first_position))
 
     def end(self, reason: EndReason = EndReason.FINISHED, *, dropped: int = 0) -> bytes:
         """Return the bytes of `ended`."""

@@ -255,7 +255,7 @@ def test_a_probe_that_returns_nonsense_is_an_error_not_a_crash():
 def test_shards_are_judged_once_all_of_them_are_known():
     log = Log(linear(layer=1, threshold=9))
     first = StreamBuilder("r", layers=(0,), shard=0, shards=2)
-    second = StreamBuilder("r", layers=(1,), shard=1, shards=2, engine="engine-1")
+    second = StreamBuilder("r", layers=(1,), shard=1, shards=2)
     log.append(first.start(), first.block([0], rows(5)))
     assert log.verdicts() == []
     log.append(second.start(), second.block([0], rows(0.5)))
@@ -270,9 +270,42 @@ def test_a_shard_that_never_starts_leaves_an_incomplete_stream_not_a_silent_one(
     log = Log(linear(layer=0, threshold=9))
     first = StreamBuilder("r", layers=(0,), shard=0, shards=2)
     log.append(first.start(), first.block([0], rows(0.5)), first.end(EndReason.LOST))
-    watermark, result = log.verdicts()
-    assert scores_of([watermark]) == [(0, 0.5)]
+    [result] = log.verdicts()
     assert (result.kind, result.complete, result.end_reason) == (VerdictKind.RESULT, False, "lost")
+    assert (result.scored, result.clear_up_to) == (0, -1)
+
+
+def test_a_probe_on_layers_of_two_shards_says_what_it_says_of_one_stream():
+    class Both(LinearProbe):
+        def layers_to_score(self, layers):
+            return tuple(layers)
+
+    probe = Both(linear(threshold=9).loaded.sample.artefact)
+    loaded = LoadedProbe(factory=ProbeFactory(Both, {"artefact": probe.artefact}), sample=probe, fingerprint="f")
+    bound = Bound(Binding(name="guard", point=POINT, probe="p"), loaded)
+    values = np.random.default_rng(3).normal(size=(6, 4, 4)).astype(np.float32)
+    whole = StreamBuilder("r", layers=(0, 1, 2, 3))
+    one = Log(bound)
+    one.append(whole.start(), whole.block(range(6), values), whole.end())
+    shards = [StreamBuilder("r", layers=layers, shard=at, shards=2) for at, layers in enumerate([(0, 1), (2, 3)])]
+    two = Log(bound)
+    two.append(shards[0].start(), shards[1].start(), shards[0].block(range(5), values[:5, :2]))
+    two.append(shards[1].block([0], values[:1, 2:]), shards[1].block(range(1, 6), values[1:, 2:]))
+    two.append(shards[0].block([5], values[5:, :2]), shards[1].end(), shards[0].end())
+    mine, theirs = two.verdicts(), one.verdicts()
+    assert scores_of(mine) == scores_of(theirs)
+    assert len(scores_of(mine)) == 6
+    assert (mine[-1].score, mine[-1].scored, mine[-1].complete) == (theirs[-1].score, 24, True)
+    assert mine[-1].clear_up_to == 5
+
+
+def test_what_a_probe_saw_and_the_engine_took_back_is_said_of_its_result():
+    log, stream = Log(linear(threshold=9)), StreamBuilder("r")
+    log.append(stream.start(), stream.block([0, 1, 2], rows(1, 2, 3)), stream.invalidate(1))
+    log.append(stream.block([1], rows(100)), stream.end())
+    watermark, result = log.verdicts()
+    assert scores_of([watermark]) == [(0, 1.0), (1, 2.0), (2, 3.0)]
+    assert (result.complete, result.end_reason, result.clear_up_to) == (False, "rewound", 0)
 
 
 def test_a_long_prefill_is_cut_into_verdicts_that_fit_a_topic():

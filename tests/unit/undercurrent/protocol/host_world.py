@@ -18,6 +18,7 @@ from undercurrent.protocol.messages import (
     ProbeVerdict,
     PublisherStarted,
     StreamEnded,
+    StreamInvalidated,
     StreamStarted,
     VerdictAction,
     VerdictKind,
@@ -50,7 +51,7 @@ def started(request, attempt, engine="e", incarnation=1, shard=0, shards=1, seq=
     )
 
 
-def block(request, attempt, position, seq, engine="e", incarnation=1, shard=0):
+def block(request, attempt, position, seq, engine="e", incarnation=1, shard=0, revision=0):
     return ActivationBlock(
         request_id=request,
         attempt=attempt,
@@ -63,11 +64,27 @@ def block(request, attempt, position, seq, engine="e", incarnation=1, shard=0):
         width=1,
         layers=(shard,),
         seq=seq,
+        revision=revision,
         step=0,
         captured_at_us=0,
         positions=struct.pack("<i", position),
         token_ids=b"",
         data=struct.pack("<f", position),
+    )
+
+
+def invalidated(request, attempt, first, revision, seq, incarnation=1, shard=0):
+    return StreamInvalidated(
+        request_id=request,
+        attempt=attempt,
+        point=POINT,
+        shard=shard,
+        engine="e",
+        incarnation=incarnation,
+        seq=seq,
+        first_position=first,
+        revision=revision,
+        invalidated_at_us=0,
     )
 
 
@@ -214,82 +231,142 @@ class PlainReader:
 
     def __init__(self, log):
         self.signals, self.results, self.dead, self.scores = Counter(), Counter(), Counter(), {}
-        # Open ones: request, attempt, wanted shards, {shard: writer, next, started, ended}, count, total, missing.
         self.streams = []
         for offset, message in enumerate(log):
             if message is None:
                 self.dead[offset] += 1
             elif isinstance(message, PublisherStarted):
                 for stream in list(self.streams):
-                    writers = [shard["writer"] for shard in stream["shards"].values()]
-                    if any(engine == message.engine and number < message.incarnation for engine, number in writers):
-                        self.close(stream, offset, "lost", own_ends=False)
+                    engine, number = stream["writer"]
+                    if engine == message.engine and number < message.incarnation:
+                        self.close(stream, offset, "lost")
             else:
                 self.take(offset, message)
 
     def take(self, offset, message):
         same = [stream for stream in self.streams if stream["request"] == message.request_id]
         own = next((stream for stream in same if stream["attempt"] == message.attempt), None)
-        impossible = isinstance(message, StreamStarted) and message.shard >= message.shards
-        if impossible or (own is not None and message.shard >= own["wanted"]):
-            self.dead[offset] += 1
-        elif isinstance(message, StreamStarted):
-            self.start(offset, message, same, own)
-        elif isinstance(message, ActivationBlock):
-            self.block(offset, message, own)
-        elif own is not None:
-            self.end(offset, message, own)
+        if isinstance(message, StreamStarted):
+            alive = self.start(message, offset, same, own)
+        elif own is None:
+            alive = isinstance(message, StreamEnded)
+        elif isinstance(message, StreamEnded) and message.reason is EndReason.LOST:
+            self.close(own, offset, "lost")
+            alive = True
+        else:
+            alive = self.of_writer(own, message) and message.shard < own["wanted"] and self.rest(own, message, offset)
+        self.dead[offset] += not alive
 
-    def start(self, offset, message, same, own):
-        stale = any(stream["attempt"] > message.attempt for stream in same)
-        if stale or (own is not None and message.shard in own["shards"]):
-            self.dead[offset] += 1
-            return
+    def of_writer(self, own, message):
+        engine, incarnation = own["writer"]
+        if (message.engine, message.incarnation) == own["writer"]:
+            return True
+        own["conflict"] = own["conflict"] or message.engine != engine or message.incarnation > incarnation
+        return False
+
+    def start(self, message, offset, same, own):
+        if message.shard >= message.shards or any(stream["attempt"] > message.attempt for stream in same):
+            return False
         if own is None:
             for stream in same:
-                self.close(stream, offset, "superseded", own_ends=False)
+                self.close(stream, offset, "superseded")
             own = {"request": message.request_id, "attempt": message.attempt, "wanted": message.shards, "shards": {}}
-            own |= {"count": 0, "total": 0, "missing": 0}
+            own |= {"writer": (message.engine, message.incarnation), "conflict": False, "rewound": False, "voids": {}}
+            own |= {"count": 0, "total": 0, "missing": 0, "unjoined": 0, "shown": -1}
             self.streams.append(own)
+        elif not self.of_writer(own, message) or message.shard in own["shards"] or message.shards != own["wanted"]:
+            return False
         shard = self.shard(own, message)
         shard["started"], shard["next"] = True, message.seq + 1
         own["missing"] += message.seq
+        self.join(own, offset)
+        return True
 
-    def block(self, offset, message, own):
-        shard = self.shard(own, message) if own else None
-        writer = (message.engine, message.incarnation)
-        if shard is None or shard["writer"] != writer or shard["ended"] or message.seq < shard["next"]:
-            self.dead[offset] += 1
-            return
+    def rest(self, own, message, offset):
+        shard = self.shard(own, message)
+        if isinstance(message, StreamEnded):
+            if not shard["ended"]:
+                shard["ended"] = True
+                own["missing"] += max(0, message.seq - shard["next"])
+                if sum(shard["ended"] for shard in own["shards"].values()) >= own["wanted"]:
+                    self.close(own, offset, "finished", own_ends=True)
+            return True
+        if shard["ended"] or message.seq < shard["next"]:
+            return False
         own["missing"] += message.seq - shard["next"]
         shard["next"] = message.seq + 1
+        if isinstance(message, StreamInvalidated):
+            if message.revision > shard["revision"]:
+                self.void(own, shard, message.revision, message.first_position)
+                return True
+            return False
+        return message.revision >= shard["revision"] and self.block(own, shard, message, offset)
+
+    def void(self, own, shard, revision, first):
+        said = own["voids"].setdefault(revision, first)
+        own["rewound"] = own["rewound"] or own["shown"] >= first or said != first
+        shard["revision"] = revision
+        shard["last"] = min(shard["last"], first - 1)
+        if all(first_of <= revision for first_of in own["voids"]) and said == first:
+            for other in own["shards"].values():
+                kept = [row for row in other["rows"] if row[1] >= revision or row[0] < first]
+                other["rows"] = kept
+                other["last"] = kept[-1][0] if kept else min(other["last"], first - 1)
+
+    def block(self, own, shard, message, offset):
         position = struct.unpack("<i", message.positions)[0]
+        if message.revision > shard["revision"]:
+            self.void(own, shard, message.revision, own["voids"].get(message.revision, 0))
+        if own["wanted"] == 1:
+            self.show(own, position, offset)
+            return True
+        if position <= shard["last"]:
+            own["missing"] += 1
+            return False
+        if all(position < first for revision, first in own["voids"].items() if revision > message.revision):
+            shard["last"] = position
+            shard["rows"].append((position, message.revision))
+        self.join(own, offset)
+        return True
+
+    def join(self, own, offset):
+        shards = own["shards"].values()
+        if own["wanted"] == 1 or sum(shard["started"] for shard in shards) < own["wanted"]:
+            return
+        while all(shard["rows"] for shard in shards):
+            furthest = max(shard["rows"][0][0] for shard in shards)
+            behind = [shard for shard in shards if shard["rows"][0][0] < furthest]
+            own["unjoined"] += len(behind)
+            for shard in behind or shards:
+                shard["rows"].pop(0)
+            if not behind:
+                self.show(own, furthest, offset)
+
+    def show(self, own, position, offset):
+        if own["rewound"]:
+            return
         own["count"] += 1
         own["total"] += position
-        self.scores.setdefault((message.request_id, message.attempt, 0), []).append(position)
+        own["shown"] = max(own["shown"], position)
+        self.scores.setdefault((own["request"], own["attempt"], 0), []).append(position)
         if own["count"] == 3:
-            name = f"{message.request_id}/{message.attempt}/{offset}"
-            self.signals[message.request_id, message.attempt, 0, offset, position, name] += 1
-
-    def end(self, offset, message, own):
-        shard = self.shard(own, message)
-        if shard["ended"]:
-            return
-        shard["ended"] = True
-        if message.reason is EndReason.LOST:
-            self.close(own, offset, "lost", own_ends=False)
-            return
-        own["missing"] += max(0, message.seq - shard["next"])
-        if sum(shard["ended"] for shard in own["shards"].values()) >= own["wanted"]:
-            self.close(own, offset, "finished", own_ends=True)
+            name = f"{own['request']}/{own['attempt']}/{offset}"
+            self.signals[own["request"], own["attempt"], 0, offset, position, name] += 1
 
     def shard(self, own, message):
-        fresh = {"writer": (message.engine, message.incarnation), "next": 0, "started": False, "ended": False}
+        fresh = {"next": 0, "started": False, "ended": False, "revision": 0, "rows": [], "last": -1}
         return own["shards"].setdefault(message.shard, fresh)
 
-    def close(self, stream, offset, reason, *, own_ends):
+    def close(self, stream, offset, reason, *, own_ends=False):
         self.streams.remove(stream)
-        all_started = sum(shard["started"] for shard in stream["shards"].values()) >= stream["wanted"]
-        complete = own_ends and all_started and stream["missing"] == 0
+        shards = stream["shards"].values()
+        all_started = sum(shard["started"] for shard in shards) >= stream["wanted"]
+        unjoined = stream["unjoined"] + sum(len(shard["rows"]) for shard in shards)
+        harmed = stream["conflict"] or stream["rewound"] or unjoined > 0
+        complete = own_ends and all_started and stream["missing"] == 0 and not harmed
+        if stream["conflict"]:
+            reason = "conflict"
+        elif stream["rewound"] and reason == "finished":
+            reason = "rewound"
         words = (float(stream["total"]), stream["count"], stream["missing"], complete, reason)
         self.results[stream["request"], stream["attempt"], 0, offset, *words] += 1

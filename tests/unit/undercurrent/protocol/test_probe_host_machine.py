@@ -18,6 +18,7 @@ from tests.unit.undercurrent.protocol.host_world import (
     PlainReader,
     block,
     ended,
+    invalidated,
     read_outputs,
     started,
 )
@@ -42,6 +43,8 @@ class HostsUnderFire(RuleBasedStateMachine):
         self.aborts = []
         self.covered = set()
         self.seqs = {}
+        self.places = {}
+        self.revisions = {}
         self.incarnation = 1
 
     @initialize()
@@ -67,7 +70,8 @@ class HostsUnderFire(RuleBasedStateMachine):
 
     @rule(partition=partition, request=request, attempt=attempt, shards=st.sampled_from([1, 1, 2]), shard=shard)
     def append_start(self, partition, request, attempt, shards, shard):
-        self.seqs[partition, request, attempt, shard] = 1
+        key = partition, request, attempt, shard
+        self.seqs[key], self.places[key], self.revisions[key] = 1, 0, 0
         message = started(request, attempt, shards=shards, shard=shard, incarnation=self.incarnation)
         self.logs[partition].append(message)
 
@@ -81,11 +85,69 @@ class HostsUnderFire(RuleBasedStateMachine):
         count=st.integers(1, 4),
     )
     def append_blocks(self, partition, request, attempt, shard, skip, late, count):
+        key = partition, request, attempt, shard
         for _ in range(count):
             seq = self.next_seq(partition, request, attempt, shard, skip)
-            incarnation = max(1, self.incarnation - late)
-            message = block(request, attempt, len(self.logs[partition]), seq, shard=shard, incarnation=incarnation)
+            place = max(0, self.places.get(key, 0) + skip)
+            self.places[key] = place + 1
+            incarnation, revision = max(1, self.incarnation - late), self.revisions.get(key, 0)
+            message = block(
+                request, attempt, place, seq, shard=shard, incarnation=incarnation, revision=max(0, revision)
+            )
             self.logs[partition].append(message)
+
+    @rule(partition=partition, request=request, attempt=attempt, count=st.integers(1, 4), ends=st.booleans())
+    def append_both_shards(self, partition, request, attempt, count, ends):
+        """A stream whose two shards send the same positions, one after the other."""
+        for shard in (0, 1):
+            self.append_start(partition, request, attempt, shards=2, shard=shard)
+        for shard in (1, 0):
+            self.append_blocks(partition, request, attempt, shard, skip=0, late=0, count=count)
+            if ends:
+                self.append_end(partition, request, attempt, shard, EndReason.FINISHED)
+
+    @rule(
+        partition=partition,
+        request=request,
+        attempt=attempt,
+        shards=st.sampled_from([(0,), (0, 1), (1, 0)]),
+        back=st.integers(0, 3),
+        lost=st.sampled_from([False, False, False, True]),
+        late=st.sampled_from([0, 0, 1]),
+    )
+    def append_rewind(self, partition, request, attempt, shards, back, lost, late):
+        """Rows are void from some position on; the word of it may be lost, and a block of the old one may follow."""
+        for shard in shards:
+            key = partition, request, attempt, shard
+            self.places[key] = max(0, self.places.get(key, 0) - back)
+            self.revisions[key] = self.revisions.get(key, 0) + 1
+            seq = self.next_seq(partition, request, attempt, shard, 0)
+            message = invalidated(
+                request, attempt, self.places[key], self.revisions[key], seq, self.incarnation, shard=shard
+            )
+            if not lost:
+                self.logs[partition].append(message)
+            self.revisions[key] -= late
+            self.append_blocks(partition, request, attempt, shard, skip=0, late=0, count=1)
+            self.revisions[key] += late
+
+    @rule(
+        partition=partition,
+        request=request,
+        attempt=attempt,
+        shard=shard,
+        kind=st.sampled_from(["start", "block", "end"]),
+    )
+    def append_of_another_engine(self, partition, request, attempt, shard, kind):
+        """Another live engine writes the same stream."""
+        place = self.places.get((partition, request, attempt, shard), 0)
+        seq = self.seqs.get((partition, request, attempt, shard), 0)
+        message = {
+            "start": started(request, attempt, engine="z", shards=shard + 1, shard=shard),
+            "block": block(request, attempt, place, seq, engine="z", shard=shard),
+            "end": ended(request, attempt, seq, engine="z", shard=shard),
+        }[kind]
+        self.logs[partition].append(message)
 
     @rule(
         partition=partition,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from undercurrent.protocol.messages import EndReason, PublisherStarted, Released, ReleaseReason
@@ -90,16 +91,15 @@ def test_a_newer_incarnation_closes_the_streams_of_its_engines_older_ones():
 def test_a_stream_of_shards_closes_when_each_has_ended():
     table = Table()
     first = StreamBuilder("r", layers=(0,), shard=0, shards=2)
-    second = StreamBuilder("r", layers=(1,), shard=1, shards=2, engine="rank-1")
+    second = StreamBuilder("r", layers=(1,), shard=1, shards=2)
     [opened] = table.read(first.started())
     assert opened.layers is None
-    [arrived] = table.read(block(first, 0))
-    assert arrived.clear_up_to == -1
+    assert table.read(block(first, 0)) == [Nothing()]
     [joined] = table.read(second.started())
     assert isinstance(joined, Joined)
     assert joined.layers == (0, 1)
     [arrived] = table.read(block(second, 0))
-    assert arrived.clear_up_to == 0
+    assert (arrived.clear_up_to, arrived.block.layers) == (0, (0, 1))
     assert table.read(first.ended()) == [Nothing()]
     [closed] = table.read(second.ended())
     assert closed.stream.complete
@@ -107,7 +107,7 @@ def test_a_stream_of_shards_closes_when_each_has_ended():
 
 def test_the_reason_of_a_stream_of_shards_is_the_one_that_is_not_finished():
     table = Table()
-    shards = [StreamBuilder("r", shard=number, shards=2) for number in range(2)]
+    shards = [StreamBuilder("r", layers=(number,), shard=number, shards=2) for number in range(2)]
     for shard in shards:
         table.read(shard.started())
     table.read(shards[0].ended(EndReason.CAPTURE_ERROR))
@@ -134,8 +134,8 @@ def test_a_cached_prefix_is_partial_and_complete():
     ("message", "cause"),
     [
         (StreamBuilder("r").started(), "repeated_start"),
-        (StreamBuilder("r", engine="zombie").activations([0], [0] * 4), "foreign"),
-        (StreamBuilder("r", incarnation=9).activations([0], [0] * 4), "foreign"),
+        (StreamBuilder("r", incarnation=0).activations([0], [0] * 4), "foreign"),
+        (StreamBuilder("r", incarnation=0).ended(), "foreign"),
         (StreamBuilder("r").activations([0], [0] * 4), "repeated"),
         (StreamBuilder("r", shard=1).activations([0], [0] * 4), "foreign"),
         (StreamBuilder("r", shard=1, shards=2).started(), "foreign"),
@@ -162,6 +162,89 @@ def test_what_does_not_belong_to_an_open_stream_is_a_stray_and_harms_it_not(mess
     assert table.read(message) == [Stray(cause)]
     assert isinstance(table.read(block(stream, 1))[0], Arrived)
     assert table.read(stream.ended())[0].stream.complete
+
+
+@pytest.mark.parametrize("other", [{"engine": "other"}, {"incarnation": 9}])
+@pytest.mark.parametrize("shard", [0, 1])
+def test_a_second_live_writer_is_a_conflict_that_takes_nothing_and_clears_nothing(other, shard):
+    table = Table()
+    mine, theirs = (
+        [StreamBuilder("r", layers=(number,), shard=number, shards=2, **who) for number in range(2)]
+        for who in ({}, other)
+    )
+    for builder in mine:
+        table.read(builder.started())
+    table.read(block(mine[0], 0))
+    assert table.read(block(mine[1], 0))[0].clear_up_to == 0
+    for message in (theirs[shard].started(), block(theirs[shard], 1), theirs[shard].invalidated(0)):
+        assert table.read(message) == [Stray("conflict")]
+    assert table.read(theirs[shard].ended()) == [Stray("conflict")]
+    assert table.read(block(mine[0], 1)) == [Nothing()]
+    [arrived] = table.read(block(mine[1], 1))
+    assert (arrived.block.engine, arrived.clear_up_to) == ("engine", 0)
+    table.read(mine[0].ended())
+    [closed] = table.read(mine[1].ended())
+    assert (closed.stream.complete, closed.stream.end_reason, closed.stream.missing) == (False, "conflict", 0)
+
+
+def test_shards_of_two_engines_are_never_joined():
+    table = Table()
+    first = StreamBuilder("r", layers=(0,), shard=0, shards=2)
+    second = StreamBuilder("r", layers=(1,), shard=1, shards=2, engine="other")
+    table.read(first.started())
+    assert table.read(second.started()) == [Stray("conflict")]
+    table.read(block(first, 0))
+    assert table.read(block(second, 0)) == [Stray("conflict")]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"layers": (0,)}, {"width": 5}, {"dtype": "float16"}, {"prompt_len": 7}, {"shards": 3}]
+)
+def test_a_shard_of_something_else_is_no_part_of_the_stream(wrong):
+    table = Table()
+    table.read(StreamBuilder("r", layers=(0,), shard=0, shards=2).started())
+    assert table.read(StreamBuilder("r", **({"layers": (1,), "shard": 1, "shards": 2} | wrong)).started()) == [
+        Stray("foreign")
+    ]
+
+
+def test_rows_that_nobody_has_seen_can_be_rewound():
+    table, shards = Table(), [StreamBuilder("r", layers=(number,), shard=number, shards=2) for number in range(2)]
+    for builder in shards:
+        table.read(builder.started())
+    table.read(block(shards[0], 0))
+    table.read(block(shards[0], 1))
+    assert table.read(shards[0].invalidated(1)) == [Nothing()]
+    table.read(shards[0].activations([1], [7.0] * 4))
+    [arrived] = table.read(shards[1].activations([0, 1], [0.0] * 8))
+    assert np.frombuffer(arrived.block.positions, "<i4").tolist() == [0]
+    assert table.read(shards[1].invalidated(1)) == [Nothing()]
+    [arrived] = table.read(block(shards[1], 1))
+    assert np.frombuffer(arrived.block.data, "<f4").reshape(2, 4)[:, 0].tolist() == [7.0, 0.0]
+    assert (arrived.block.revision, arrived.clear_up_to) == (1, 1)
+    table.read(shards[0].ended())
+    [closed] = table.read(shards[1].ended())
+    assert (closed.stream.complete, closed.stream.end_reason) == (True, "finished")
+
+
+def test_rows_that_were_handed_on_and_rewound_end_the_handing_on_and_are_said():
+    table, stream = Table(), StreamBuilder("r")
+    table.read(stream.started())
+    for position in range(3):
+        table.read(block(stream, position))
+    assert table.read(stream.invalidated(1)) == [Nothing()]
+    assert table.read(block(stream, 1)) == [Nothing()]
+    [closed] = table.read(stream.ended())
+    assert (closed.stream.complete, closed.stream.end_reason, closed.stream.clear_up_to) == (False, "rewound", 0)
+
+
+def test_a_record_of_a_revision_that_is_void_is_a_stray():
+    table, stream = Table(), StreamBuilder("r")
+    table.read(stream.started())
+    table.read(stream.invalidated(5))
+    stream.revision = 0
+    assert table.read(block(stream, 5)) == [Stray("stale_revision")]
+    assert table.read(stream.invalidated(3)) == [Stray("stale_revision")]
 
 
 def test_the_low_watermark_is_the_oldest_open_start():
@@ -197,7 +280,7 @@ def test_no_reader_begins_where_a_stale_start_would_look_like_a_new_stream():
 
 
 def test_no_reader_begins_where_a_second_shard_would_look_like_the_first():
-    shards = [StreamBuilder("a", shard=number, shards=2) for number in range(2)]
+    shards = [StreamBuilder("a", layers=(number,), shard=number, shards=2) for number in range(2)]
     other = StreamBuilder("b")
     messages = [shards[0].started(), shards[0].ended(), other.started(), shards[1].started(), shards[1].ended()]
     table = Table()

@@ -1,0 +1,282 @@
+"""One open stream: who writes it, how far each of its shards has come, and what of it can be believed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from undercurrent.protocol.joining import ShardJoin
+from undercurrent.protocol.messages import (
+    ActivationBlock,
+    EndReason,
+    StreamEnded,
+    StreamInvalidated,
+    StreamStarted,
+)
+
+StreamMessage = StreamStarted | ActivationBlock | StreamInvalidated | StreamEnded
+
+
+class Fault(StrEnum):
+    """Why a stream that was written to its end is not complete; the first that holds is its end's reason."""
+
+    CONFLICT = "conflict"
+    """Another live engine wrote the same stream."""
+    REWOUND = "rewound"
+    """Rows that were handed on already are void."""
+    SHARD_BEHIND = "shard_behind"
+    """The shards were so far apart that their rows could not be held."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StreamId:
+    """Names a stream within the topic of its point.
+
+    Args:
+        request_id: id of the request.
+        attempt: number of the run; a higher one voids every lower one.
+        index: child of a request with n > 1.
+    """
+
+    request_id: str
+    attempt: int
+    index: int = 0
+
+
+def stream_id(message: StreamMessage) -> StreamId:
+    """Return the stream that a message belongs to."""
+    return StreamId(message.request_id, message.attempt, message.index)
+
+
+@dataclass(slots=True)
+class Shard:
+    """How far one shard of an open stream has come.
+
+    Args:
+        started: its StreamStarted, None when that never came.
+        next_seq: number that its next message must have.
+        missing: messages that never came.
+        revision: of its records.
+        last_pos: last position seen, -1 before any.
+        clear_up_to: last position before the first gap, -1 before any.
+        ended: its StreamEnded.
+    """
+
+    started: StreamStarted | None = None
+    next_seq: int = 0
+    missing: int = 0
+    revision: int = 0
+    last_pos: int = -1
+    clear_up_to: int = -1
+    ended: StreamEnded | None = None
+
+    def advance(self, seq: int) -> int:
+        """Take the message numbered `seq`, and return how many before it never came."""
+        gap = max(0, seq - self.next_seq)
+        self.missing += gap
+        self.next_seq = max(self.next_seq, seq + 1)
+        return gap
+
+    def pass_position(self, position: int) -> None:
+        """Move to a position; the clear mark stays before the first gap."""
+        self.last_pos = max(self.last_pos, position)
+        if self.missing == 0:
+            self.clear_up_to = self.last_pos
+
+    def go_back(self, position: int) -> None:
+        """Move before a position whose row is void."""
+        self.last_pos = min(self.last_pos, position - 1)
+        self.clear_up_to = min(self.clear_up_to, position - 1)
+
+
+@dataclass(slots=True)
+class Stream:
+    """An open stream.
+
+    Args:
+        id: its name.
+        started: the StreamStarted that opened it; its engine and incarnation write every shard.
+        start_offset: offset of that record.
+        shards: how far each shard has come, by number.
+        shown_up_to: last position whose rows were handed on, -1 before any.
+        clear_up_to: last position up to which nothing is missing or doubtful, -1 before any.
+        revision: the highest of any shard.
+        conflict: another live engine has written the same stream.
+        rewound: rows that were handed on are void; nothing more is handed on.
+        end_reason: why it closed, empty while it is open.
+    """
+
+    id: StreamId
+    started: StreamStarted
+    start_offset: int
+    shards: dict[int, Shard] = field(default_factory=dict)
+    shown_up_to: int = -1
+    clear_up_to: int = -1
+    revision: int = 0
+    conflict: bool = False
+    rewound: bool = False
+    end_reason: str = ""
+    _voids: dict[int, int] = field(default_factory=dict)
+    _join: ShardJoin | None = None
+
+    def __post_init__(self) -> None:
+        """Prepare to join where there is something to join."""
+        if self.started.shards > 1:
+            self._join = ShardJoin()
+
+    # --- what it says of itself
+
+    @property
+    def missing(self) -> int:
+        """Messages that never came."""
+        return sum(shard.missing for shard in self.shards.values())
+
+    @property
+    def unjoined(self) -> int:
+        """Rows of some shard that another shard did not have."""
+        return self._join.unjoined if self._join else 0
+
+    @property
+    def all_started(self) -> bool:
+        """Whether the StreamStarted of every shard was seen."""
+        return sum(shard.started is not None for shard in self.shards.values()) >= self.started.shards
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether every shard has ended."""
+        return sum(shard.ended is not None for shard in self.shards.values()) >= self.started.shards
+
+    @property
+    def fault(self) -> Fault | None:
+        """Why it is not complete, however it ends."""
+        if self.conflict:
+            return Fault.CONFLICT
+        if self.rewound:
+            return Fault.REWOUND
+        return Fault.SHARD_BEHIND if self._join and self._join.gave_up else None
+
+    @property
+    def complete(self) -> bool:
+        """Whether it has ended with every record seen; a stream that somebody else closed has not."""
+        whole = all(shard.ended and shard.ended.reason is not EndReason.LOST for shard in self.shards.values())
+        unharmed = self.fault is None and self.missing == 0 and self.unjoined == 0
+        return whole and unharmed and self.all_started and self.all_ended
+
+    @property
+    def partial(self) -> bool:
+        """Whether positions are missing for a declared reason: cached prefix, drop, capture error, other weights."""
+        ends = [shard.ended for shard in self.shards.values() if shard.ended]
+        cached = any(shard.started is not None and shard.started.cached_prefix > 0 for shard in self.shards.values())
+        cut = {EndReason.CAPTURE_ERROR, EndReason.SUPERSEDED}
+        return cached or any(any(end.dropped) or end.reason in cut for end in ends)
+
+    @property
+    def layers(self) -> tuple[int, ...] | None:
+        """Layers of all shards in ascending order, None while one has not started."""
+        if not self.all_started:
+            return None
+        return tuple(sorted(layer for mine in self._started_layers().values() for layer in mine))
+
+    def written_by(self, message: StreamMessage) -> bool:
+        """Whether a message comes from the engine, and the start of it, that opened this stream."""
+        return (message.engine, message.incarnation) == (self.started.engine, self.started.incarnation)
+
+    def goes_with(self, message: StreamStarted) -> bool:
+        """Whether a further shard is part of what this stream is."""
+
+        def shape(started: StreamStarted) -> tuple[object, ...]:
+            return started.shards, started.prompt_len, started.tensor_type, started.width, started.dtype
+
+        known = {layer for mine in self._started_layers().values() for layer in mine}
+        return shape(message) == shape(self.started) and known.isdisjoint(message.layers)
+
+    # --- what happens to it
+
+    def start(self, message: StreamStarted) -> None:
+        """Take the start of one of its shards."""
+        shard = self.shards[message.shard] = Shard(message)
+        shard.advance(message.seq)
+        if self._join and self.all_started:
+            self._join.start(self._started_layers())
+
+    def take(self, block: ActivationBlock) -> Iterator[ActivationBlock] | None:
+        """Take a block of one of its shards; return the rows that can be handed on, None where it is malformed."""
+        shard = self.shard(block.shard)
+        if block.revision > shard.revision:
+            # What said from where on cannot have come.
+            self.invalidate(shard, block.revision, self._voids.get(block.revision, 0))
+        if self._join is None:
+            return iter(() if self.rewound else (block,))
+        started = self.started
+        alike = (block.width, block.dtype, block.tensor_type) == (started.width, started.dtype, started.tensor_type)
+        if not alike or not self._join.add(block.shard, block, self._void_from(block.revision)):
+            shard.missing += 1
+            return None
+        return self.joined()
+
+    def joined(self) -> Iterator[ActivationBlock]:
+        """Yield the rows that have come from every shard, unless nothing is handed on any more."""
+        if self._join is None:
+            return
+        for block in self._join.joined():
+            if not self.rewound:
+                yield block
+
+    def show(self, last_position: int) -> None:
+        """Take note that everything up to a position was handed on, and move the clear mark where nothing is doubtful.
+
+        Args:
+            last_position: of the rows that are handed on.
+        """
+        self.shown_up_to = max(self.shown_up_to, last_position)
+        if self.fault is None and self.unjoined == 0:
+            clear = min(shard.clear_up_to for shard in self.shards.values())
+            self.clear_up_to = max(self.clear_up_to, min(clear, self.shown_up_to))
+
+    def end(self, message: StreamEnded) -> None:
+        """Take the end of one of its shards."""
+        self.shard(message.shard).ended = message
+        if self._join:
+            self._join.end(message.shard)
+
+    def invalidate(self, shard: Shard, revision: int, position: int) -> None:
+        """Void the rows of earlier revisions from a position on.
+
+        Args:
+            shard: that says so.
+            revision: of its records from now on.
+            position: first one that is void.
+        """
+        shard.revision = revision
+        shard.go_back(position)
+        said = self._voids.setdefault(revision, position)
+        if self.shown_up_to >= position or said != position:
+            # Shards that name two positions leave it open which of their rows go together.
+            self.rewound = True
+            self.clear_up_to = min(self.clear_up_to, position - 1)
+        if self._join and revision > self.revision:
+            self._join.void(position)
+        self.revision = max(self.revision, revision)
+
+    def close(self, reason: str) -> None:
+        """End it.
+
+        Args:
+            reason: of the last record; what makes the stream incomplete goes before a plain end.
+        """
+        if self._join:
+            self._join.forget()
+        fault = self.fault
+        plain = reason == EndReason.FINISHED.value or fault is Fault.CONFLICT
+        self.end_reason = fault.value if fault is not None and plain else reason
+
+    def shard(self, number: int) -> Shard:
+        """Return one of its shards; one whose start never came begins here."""
+        return self.shards.setdefault(number, Shard())
+
+    def _void_from(self, revision: int) -> int | None:
+        return min((position for later, position in self._voids.items() if later > revision), default=None)
+
+    def _started_layers(self) -> dict[int, tuple[int, ...]]:
+        return {number: shard.started.layers for number, shard in self.shards.items() if shard.started is not None}
