@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from tests.unit.undercurrent.capture.tracker_sim import MAX_ROWS, POINTS, WIDTH
+from tests.unit.undercurrent.capture.tracker_sim import MAX_ROWS, POINTS
 from undercurrent.capture.plan import Batch
 from undercurrent.capture.points import Order, tap_groups
 from undercurrent.capture.ring import Ring
@@ -27,7 +27,7 @@ def one_request(points=("all",)):
     """A tracker with one open request of four prompt tokens, and what its ring says."""
     ring = Ring.create(1 << 20)
     log = RingLog(ring.reader())
-    buffers = {g: np.zeros((MAX_ROWS, g.row_bytes(WIDTH)), np.uint8) for g in tap_groups(POINTS)}
+    buffers = {g: np.zeros((MAX_ROWS, g.row_bytes), np.uint8) for g in tap_groups(POINTS)}
     tracker = Tracker(POINTS, buffers, ring.writer(), check_plans=True)
     order = Order(request_id="one", attempt=1, points=points, partition=0)
     tracker.open("one", order, index=0, prompt_len=4, cached_prefix=0)
