@@ -27,10 +27,9 @@ from itertools import count
 import numpy as np
 import numpy.typing as npt
 
-from undercurrent.capture.frames import STEP_STAMP, Close, Content, Drop, Loss, Open, Step, decode, step_head
+from undercurrent.capture.frames import STEP_STAMP, Close, Content, Drop, Loss, Open, Rewind, Step, decode, step_head
 from undercurrent.capture.lengths import Limits
 from undercurrent.capture.sides import RingReader
-from undercurrent.errors import RingError
 
 UNCONFIRMED = "unconfirmed"
 
@@ -49,6 +48,7 @@ class _Stream:
     Args:
         number: of the stream.
         at: its place in the arrays.
+        slotted: somebody says how long it is.
         blocks: its point waits rather than lose a row.
         waiting: contents of it that wait.
         cut: rows that were past the end.
@@ -58,6 +58,7 @@ class _Stream:
 
     number: int
     at: int
+    slotted: bool
     blocks: bool
     waiting: int = 0
     cut: int = 0
@@ -67,7 +68,7 @@ class _Stream:
 
 @dataclass(slots=True)
 class _Waiting:
-    """What waits: rows of some streams, or a loss or the end of one.
+    """What waits: rows of some streams, or a loss, a rewind or the end of one.
 
     Args:
         content: a copy.
@@ -76,7 +77,7 @@ class _Waiting:
         reason: of a loss.
     """
 
-    content: Step | Loss | Close
+    content: Step | Loss | Close | Rewind
     streams: Sequence[_Stream]
     owners: IntArray | None = None
     reason: str = ""
@@ -93,11 +94,12 @@ class Holding:
 
     def __init__(self, lengths: memoryview, *, max_bytes: int, blocking: Collection[str] = ()) -> None:
         self._known = Limits(lengths)
+        self._strangers = self._known.add(-1, 0)
         self._max_bytes = max_bytes
         self._blocking = frozenset(blocking)
         self._streams: dict[int, _Stream] = {}
         self._by_place: dict[int, _Stream] = {}
-        self._lasts = np.zeros(0, np.int64)
+        self._lasts = np.zeros(len(self._known.limits), np.int64)
         self._plans: dict[int, IntArray] = {}
         self._queue: list[_Waiting] = []
         self._held: dict[int, _Stream] = {}
@@ -138,12 +140,7 @@ class Holding:
         new = self._known.look()
         if not self._queue or not new.take(list(self._held)).any():
             return
-        queue, self._queue = self._queue, []
-        self.full, self.held_bytes = False, 0
-        for stream in self._held.values():
-            stream.waiting = 0
-        self._held.clear()
-        for waiting in queue:
+        for waiting in self._emptied():
             content, (stream, *_) = waiting.content, waiting.streams
             match content:
                 case Step():
@@ -153,37 +150,49 @@ class Holding:
                     yield from self._lose(stream, content, waiting.reason)
                 case Close():
                     yield from self._end(stream, content)
+                case Rewind():
+                    yield from self._rewind(stream, content)
+
+    def _emptied(self) -> list[_Waiting]:
+        """Return everything that waits, as if it had just come."""
+        queue, self._queue = self._queue, []
+        self.full, self.held_bytes = False, 0
+        for stream in self._held.values():
+            stream.waiting = 0
+        self._held.clear()
+        return queue
 
     def take(self, content: Content) -> Sequence[Content]:
         """Return what may go of a frame's content, and keep a copy of the rest.
 
         Args:
-            content: as it stands in the ring.
-
-        Raises:
-            RingError: it speaks of a stream that was never opened.
+            content: as it stands in the ring; what is said of a stream that was never opened here passes.
         """
-        try:
-            return self._take(content)
-        except KeyError as exc:
-            raise RingError(f"a {type(content).__name__} frame speaks of {exc}, which was never opened") from exc
-
-    def _take(self, content: Content) -> Sequence[Content]:
         match content:
             case Step():
                 return self._take_step(content)
             case Open():
                 self._open(content)
-            case Close():
-                return tuple(self._end(self._streams[content.stream], content))
+            case Close() | Rewind():
+                stream = self._streams.get(content.stream)
+                if stream is not None:
+                    return tuple(
+                        self._end(stream, content) if isinstance(content, Close) else self._rewind(stream, content)
+                    )
             case Drop() if self._known.slots:
-                losses = [self._lose(self._streams[loss.stream], loss, content.reason) for loss in content.losses]
-                return [replace(drop, dropped_at_us=content.dropped_at_us) for drops in losses for drop in drops]
+                return [drop for loss in content.losses for drop in self._take_loss(loss, content)]
         return (content,)
+
+    def _take_loss(self, loss: Loss, drop: Drop) -> Iterator[Drop]:
+        stream = self._streams.get(loss.stream)
+        if stream is None:
+            yield replace(drop, losses=(loss,))
+        else:
+            yield from self._lose(stream, loss, drop.reason)
 
     def _open(self, opened: Open) -> None:
         at = self._known.add(opened.slot, opened.prompt_len)
-        stream = _Stream(opened.stream, at, opened.point in self._blocking)
+        stream = _Stream(opened.stream, at, opened.slot >= 0, opened.point in self._blocking)
         self._streams[opened.stream] = self._by_place[at] = stream
         if len(self._lasts) < len(self._known.limits):
             self._lasts = np.resize(self._lasts, len(self._known.limits))
@@ -203,7 +212,8 @@ class Holding:
 
     def _owners(self, step: Step) -> IntArray:
         streams, counts = step.table()
-        owners: IntArray = np.repeat([self._streams[number].at for number in streams], counts)
+        known = [self._streams.get(number) for number in streams]
+        owners: IntArray = np.repeat([self._strangers if stream is None else stream.at for stream in known], counts)
         if len(self._plans) >= _KNOWN_PLANS:
             self._plans.clear()
         self._plans[step.plan] = owners
@@ -233,7 +243,6 @@ class Holding:
                     yield from self._lose(stream, loss, UNCONFIRMED)
                 return
             self.full = True
-        self.held_bytes += len(part.payload)
         self._wait(_Waiting(part, streams, owners))
 
     def _losses(self, positions: IntArray, owners: IntArray) -> Iterator[tuple[_Stream, Loss]]:
@@ -256,13 +265,19 @@ class Holding:
             elif rows == loss.last_pos - loss.first_pos + 1:
                 rows = limit - loss.first_pos
             loss = replace(loss, last_pos=limit - 1)
-        past_end, mine = loss.rows - rows, reason == UNCONFIRMED
-        self.past_end += past_end
-        stream.lost += rows if mine else 0
-        stream.cut += past_end if mine else 0
-        stream.unlost += 0 if mine else past_end
+        self.past_end += loss.rows - rows
+        self._never_was(stream, loss.rows - rows, reason)
+        stream.lost += rows if reason == UNCONFIRMED else 0
         if rows:
             yield Drop(reason=reason, losses=(replace(loss, rows=rows),))
+
+    @staticmethod
+    def _never_was(stream: _Stream, rows: int, reason: str) -> None:
+        """Note rows that count neither as captured nor as lost, whoever lost them."""
+        if reason == UNCONFIRMED:
+            stream.cut += rows
+        else:
+            stream.unlost += rows
 
     def _end(self, stream: _Stream, closed: Close) -> Iterator[Close]:
         if stream.waiting:
@@ -279,7 +294,35 @@ class Holding:
             )
         yield closed
 
+    def _rewind(self, stream: _Stream, rewind: Rewind) -> Iterator[Rewind]:
+        """Forget what waits and is void by now; yield the rewind if something has gone out that is."""
+        full = self.full
+        for waiting in self._emptied() if stream.waiting else ():
+            content, owners = waiting.content, waiting.owners
+            if isinstance(content, Step) and owners is not None and stream in waiting.streams:
+                valid = (owners != stream.at) | (_positions(content) < rewind.first_pos)
+                stream.cut += int((~valid).sum())
+                if valid.any():
+                    self._wait_rows(_part(content, valid), owners[valid])
+            elif isinstance(content, Loss) and stream in waiting.streams and content.first_pos >= rewind.first_pos:
+                self._never_was(stream, content.rows, waiting.reason)
+            else:
+                self._wait(waiting)
+        self.full = full
+        if stream.slotted and self._lasts[stream.at] < rewind.first_pos:
+            return
+        if stream.waiting:
+            self._wait(_Waiting(rewind, (stream,)))
+        else:
+            self._lasts[stream.at] = rewind.first_pos - 1
+            yield rewind
+
+    def _wait_rows(self, part: Step, owners: IntArray) -> None:
+        self._wait(_Waiting(part, [self._by_place[at] for at in np.unique(owners).tolist()], owners))
+
     def _wait(self, waiting: _Waiting) -> None:
+        if isinstance(waiting.content, Step):
+            self.held_bytes += len(waiting.content.payload)
         self._queue.append(waiting)
         for stream in waiting.streams:
             stream.waiting += 1

@@ -5,14 +5,13 @@ import random
 import numpy as np
 import pytest
 
-from undercurrent.capture.frames import Close, Drop, Loss, Open, Step
+from undercurrent.capture.frames import Close, Drop, Loss, Open, Rewind, Step, step_head
 from undercurrent.capture.holding import UNCONFIRMED, Holding
 from undercurrent.capture.lengths import LengthTable
 from undercurrent.capture.plan import Batch
 from undercurrent.capture.points import CapturePoint, Order
 from undercurrent.capture.ring import Ring
 from undercurrent.capture.tracker import Tracker
-from undercurrent.errors import RingError
 from undercurrent.spec import parse_dict
 
 WIDTH, LAYERS = 4, (0, 1)
@@ -80,6 +79,21 @@ class Scene:
         self.reader.release()
         self.out += out
         return out
+
+    def reads(self, content):
+        """What comes out at once of a frame that no tracker wrote."""
+        out = list(self.holding.take(content))
+        self.out += out
+        return out
+
+    def played(self, spans, stream=1, engine_id="0_r-1"):
+        """Step frames of one stream that no tracker wrote: so many rows from a position on."""
+        for first, rows in spans:
+            head, positions_at, _ = step_head(7, [stream], [rows], len(LAYERS) * WIDTH * 4)
+            where = np.arange(first, first + rows, dtype="<i4")
+            head[positions_at : positions_at + 4 * rows] = where.tobytes()
+            data = b"".join(row(engine_id, position).tobytes() for position in where.tolist())
+            yield Step(memoryview(bytes(head) + data))
 
     def streams(self):
         """Return positions and the closing frame by (request, attempt, index, point); check every row's bytes."""
@@ -378,9 +392,45 @@ def test_a_loss_counts_as_far_as_the_request_goes(scene, length, final, declared
         assert (closed.emitted, closed.dropped) == (2, declared)
 
 
-def test_a_frame_of_a_stream_that_was_never_opened_is_refused_by_name(scene):
-    with pytest.raises(RingError, match="a Close frame speaks of 9"):
-        scene.holding.take(Close(stream=9, reason="finished"))
+def test_what_is_said_of_a_stream_that_was_never_opened_here_passes(scene):
+    _, run = scene.open("r")
+    scene.step({run: 2})
+    scene.read()
+    stranger = [Close(stream=9, reason="finished"), Rewind(stream=9, first_pos=1)]
+    assert [scene.holding.take(content) for content in stranger] == [(content,) for content in stranger]
+    loss = Drop(reason="ring_full", losses=(Loss(stream=9, messages=1, rows=1, first_pos=8, last_pos=8),))
+    assert scene.holding.take(loss) == [loss]
+
+
+@pytest.mark.parametrize("seen", [2, 3, 4, 5])
+def test_rows_that_wait_and_are_computed_anew_are_forgotten_and_what_left_is_taken_back(scene, seen):
+    slot, run = scene.open("r")
+    scene.step({run: 2})
+    scene.table.tell(slot, 0, seen)
+    for _ in range(4):
+        scene.step({run: 1})
+    scene.read()
+    (rewound,) = scene.reads(Rewind(stream=1, first_pos=3)) or (None,)
+    # Nothing has left that would have to be taken back.
+    assert (rewound is None) == (seen <= 3)
+    scene.computed[run] = 3
+    for content in scene.played([(3, 1), (4, 1), (5, 1)]):
+        scene.out += scene.holding.take(content)
+    scene.table.tell(slot, 0, 5, final=True)
+    scene.read()
+    (closed,) = scene.holding.take(Close(stream=1, reason="finished", emitted=9, last_pos=5))
+    rows = scene.stream("r")[0]
+    valid = rows if rewound is None else rows[:3] + rows[seen:]
+    assert valid == [0, 1, 2, 3, 4]
+    assert (closed.emitted, closed.last_pos) == (len(rows), 4)
+
+
+def test_a_rewind_of_a_request_without_a_slot_passes(scene):
+    _, run = scene.open("f", slot=-1)
+    scene.step({run: 4})
+    scene.read()
+    rewind = Rewind(stream=1, first_pos=3)
+    assert scene.reads(rewind) == [rewind]
 
 
 class Chance:
