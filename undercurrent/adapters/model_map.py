@@ -1,6 +1,7 @@
 """Where in a model of torch the captured tensors are: a module, and what is read of it.
 
-Decoder layers, their attention and MLP blocks, and the final norm are found by their structure.
+Modules are found by structure: in the model's text part, where it has several, the one list that is as long as the
+configuration says, beside a final norm, all of it on the hidden size. What cannot be told apart is refused by name.
 """
 
 from __future__ import annotations
@@ -17,8 +18,12 @@ WHOLE, FIRST, SUM, BESIDE = "tensor", "h", "h + r", "h, r"
 their own type, or the first alone where the second is None; the first two side by side in one row."""
 
 _ATTENTION = ("self_attn", "attn", "attention", "self_attention")
-_MLP = ("mlp", "block_sparse_moe", "feed_forward", "ffn")
+_MIXERS = (*_ATTENTION, "mixer", "mamba", "linear_attn", "short_conv", "conv", "temporal_block", "mamba_mixer")
+_MLP = ("mlp", "block_sparse_moe", "feed_forward", "ffn", "moe")
 _FINAL_NORM = ("norm", "ln_f", "final_layernorm", "final_layer_norm", "norm_f")
+
+_TEXT_PART = ("get_language_model", "get_decoder")
+"""Methods by which vLLM's and transformers' multimodal models name the part that generates text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,33 +54,35 @@ class ModelMap:
     final_norm: nn.Module
 
     @classmethod
-    def of(cls, model: nn.Module, layers: int) -> ModelMap:
-        """Return the parts of a text model.
+    def of(cls, model: nn.Module, layers: int, width: int) -> ModelMap:
+        """Return the parts of a model that generates text.
 
         Args:
             model: as loaded.
             layers: decoder layers that its configuration says it has.
+            width: its hidden size.
 
         Raises:
             CaptureError: they cannot be told apart without guessing.
         """
-        found = [
-            (name, parent, child)
-            for name, parent in model.named_modules()
+        text = _text_part(model)
+        beside = [
+            (name, child, norm)
+            for name, parent in text.named_modules()
             for child in parent.children()
             if isinstance(child, nn.ModuleList) and len(child) == layers
+            for norm in [_child(parent, _FINAL_NORM)]
+            if norm is not None
         ]
-        found = [(name, parent, child) for name, parent, child in found if _child(parent, _FINAL_NORM) is not None]
+        found = [part for part in beside if _works_on(part[1], part[2], width)]
         if len(found) != 1:
-            where = ", ".join(name or "the model" for name, _, _ in found) or "none"
+            where = ", ".join(name or "the model" for name, *_ in found) or "none"
             raise CaptureError(
-                f"{type(model).__name__}: a list of {layers} layers beside a final norm is needed once; found: {where}"
+                f"{type(model).__name__}: a list of {layers} layers of width {width} beside a final norm is needed "
+                f"once; found: {where}"
             )
-        _, parent, child = found[0]
-        norm = _child(parent, _FINAL_NORM)
-        if norm is None:
-            raise CaptureError(f"{type(model).__name__} has no final norm")
-        return cls(tuple(child), norm)
+        _, blocks, norm = found[0]
+        return cls(tuple(blocks), norm)
 
     def module(self, tensor_type: str, layer: int) -> nn.Module:
         """Return the module whose output is a tensor type of a layer.
@@ -117,6 +124,30 @@ class ModelMap:
     def mlp(self, layer: int) -> nn.Module | None:
         """Return the MLP or the experts of a layer, None where it has none under a known name."""
         return _child(self.layers[layer], _MLP)
+
+    def mixers(self, layer: int) -> list[nn.Module]:
+        """Return the blocks of a layer that mix tokens, attention or other: they need what an engine keeps of a text.
+
+        Args:
+            layer: 0-based.
+        """
+        return [child for name, child in self.layers[layer].named_children() if name in _MIXERS]
+
+
+def _text_part(model: nn.Module) -> nn.Module:
+    for name in _TEXT_PART:
+        method = getattr(model, name, None)
+        part = method() if callable(method) else None
+        if isinstance(part, nn.Module):
+            return part
+    return model
+
+
+def _works_on(blocks: nn.ModuleList, norm: nn.Module, width: int) -> bool:
+    """Whether some layers and a norm are of a width; parts that another process holds have no parameters here."""
+    sizes = {parameter.shape[-1] for parameter in norm.parameters(recurse=False)}
+    here = [block for block in blocks if any(True for _ in block.parameters())]
+    return sizes <= {width} and all(any(width in p.shape for p in block.parameters()) for block in here)
 
 
 def _child(module: nn.Module, names: Sequence[str]) -> nn.Module | None:

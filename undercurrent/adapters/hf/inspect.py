@@ -122,7 +122,7 @@ def inspect_model(model: str) -> ModelFacts:
         raise CaptureError(f"{model}: {_line(exc)}") from exc
     layers, width, dtype = shape_of(config, model)
     try:
-        parts = ModelMap.of(built, layers)
+        parts = ModelMap.of(built, layers, width)
     except CaptureError as exc:
         raise CaptureError(f"{model}: {exc}") from exc
     return ModelFacts(

@@ -100,7 +100,7 @@ class LoadedModel:
         Raises:
             CaptureError: they cannot be told apart.
         """
-        return ModelMap.of(self.model, self.layers)
+        return ModelMap.of(self.model, self.layers, self.width)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a prompt, with the marks that the tokenizer begins a text with."""

@@ -35,8 +35,9 @@ class HFOracle:
             folder, dtype=getattr(torch, dtype), attn_implementation="eager"
         )
         self._model.eval()
-        self._layers = self._model.config.get_text_config(decoder=True).num_hidden_layers
-        self._parts = ModelMap.of(self._model, self._layers)
+        text = self._model.config.get_text_config(decoder=True)
+        self._layers = text.num_hidden_layers
+        self._parts = ModelMap.of(self._model, self._layers, text.hidden_size)
 
     def activations(self, token_ids: Sequence[int]) -> dict[str, Float32]:
         """Return every tensor type for one sequence, float32 [tokens, layers, width]; `final_norm` has one layer.

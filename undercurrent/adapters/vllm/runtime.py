@@ -106,7 +106,7 @@ class WorkerCapture:
         self._config = config
         self._runner = runner
         self._ring = ring
-        self._parts = ModelMap.of(runner.model, self._layers)
+        self._parts = ModelMap.of(runner.model, self._layers, self._width)
         self._device = next(runner.model.parameters()).device
         self._taps = self._tap_set(tap_groups(points), runner.max_rows)
         self._modes: dict[tuple[str, int], str] = {}

@@ -47,7 +47,7 @@ def model():
 
 
 def hooks_of(model, *groups, known=None):
-    return HookSet(groups, ModelMap.of(model, 3), max_rows=8, known=known or {})
+    return HookSet(groups, ModelMap.of(model, 3, WIDTH), max_rows=8, known=known or {})
 
 
 def rows(hooks, group):

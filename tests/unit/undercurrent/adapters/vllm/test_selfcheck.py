@@ -86,7 +86,7 @@ class Model(nn.Module):
 def build(kind, tensor_types=("residual_stream", "mlp_out", "attn_out", "final_norm")):
     torch.manual_seed(1)
     model = Model(kind)
-    parts = ModelMap.of(model, LAYERS)
+    parts = ModelMap.of(model, LAYERS, WIDTH)
     groups = [
         TapGroup(
             tensor_type=t, layers=(LAYERS,) if t == "final_norm" else tuple(range(LAYERS)), dtype="float32", width=WIDTH
@@ -157,12 +157,12 @@ def test_the_taps_stay_installed_and_the_model_is_as_it_was():
 
 def test_a_model_without_one_clear_list_of_layers_is_refused():
     with pytest.raises(CaptureError, match="found: none"):
-        ModelMap.of(Model("fused"), LAYERS + 1)
+        ModelMap.of(Model("fused"), LAYERS + 1, WIDTH)
     twice = nn.Module()
     twice.a, twice.b = Model("fused"), Model("whole")
     with pytest.raises(CaptureError, match="found: a, b"):
-        ModelMap.of(twice, LAYERS)
+        ModelMap.of(twice, LAYERS, WIDTH)
     bare = Model("fused")
     del bare.layers[1].mlp
     with pytest.raises(CaptureError, match="no part that gives mlp_out"):
-        ModelMap.of(bare, LAYERS).module("mlp_out", 1)
+        ModelMap.of(bare, LAYERS, WIDTH).module("mlp_out", 1)
