@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +41,8 @@ class Ask:
         abort_after: steps of the run after which it is aborted.
         attempt: of the order.
         params: fields of vLLM's SamplingParams.
-        extra: fields of the engine request, such as a LoRA request.
+        extra: further arguments of `LLMEngine.add_request`, such as a LoRA request; `prompt_extra` holds fields of the
+            prompt, such as a cache salt.
         order: other fields of the order.
     """
 
@@ -137,17 +139,23 @@ class Capturing:
         self._before = {key: os.environ.get(key) for key in self._environment}
         os.environ.update(self._environment)
         try:
-            from vllm.engine.arg_utils import EngineArgs
-            from vllm.v1.engine.llm_engine import LLMEngine
-
-            path = Path(self._folder.name) / "capture.json"
-            CaptureSettings(ring=self.ring.path, points=self.points, **self._settings).write(path)
-            with_taps = {**self._args, "additional_config": additional_config(self.points, path)}
-            self.engine = LLMEngine.from_engine_args(EngineArgs(model=self._model, **with_taps))
+            with warnings.catch_warnings():
+                # vLLM's own start warns; ours must not.
+                warnings.simplefilter("ignore")
+                self.engine = self._start()
         except BaseException:
             self.close()
             raise
         return self
+
+    def _start(self) -> Any:
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        path = Path(self._folder.name) / "capture.json"
+        CaptureSettings(ring=self.ring.path, points=self.points, **self._settings).write(path)
+        with_taps = {**self._args, "additional_config": additional_config(self.points, path)}
+        return LLMEngine.from_engine_args(EngineArgs(model=self._model, **with_taps))
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -192,8 +200,9 @@ class Capturing:
                 **ask.order,
             )
             values["extra_args"] = {CONFIG_KEY: order.to_json(), **values.get("extra_args", {})}
-        prompt = {"prompt_token_ids": list(ask.prompt)}
-        self.engine.add_request(ask.name, prompt, SamplingParams(**values), **ask.extra)
+        extra = dict(ask.extra)
+        prompt = {"prompt_token_ids": list(ask.prompt), **extra.pop("prompt_extra", {})}
+        self.engine.add_request(ask.name, prompt, SamplingParams(**values), **extra)
 
     def run(self, asks: Sequence[Ask], *, each_step: Callable[[int], None] | None = None) -> dict[str, Ran]:
         """Run requests to their ends, then two idle steps; return what became of them.

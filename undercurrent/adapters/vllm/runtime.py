@@ -56,6 +56,7 @@ def attach(worker: Any) -> Callable[[], None]:  # noqa: ANN401 - a vLLM worker
         with _Told(ring):
             capture = WorkerCapture(settings, ring, worker.vllm_config, compat.runner_for(worker))
             compat.keep_runtime(worker, capture)
+            compat.watch_weights(worker, capture.on_weights)
         warm_up = worker.compile_or_warm_up_model
 
         # The KV cache exists and nothing is served yet: the moment for the self-check.
@@ -124,6 +125,7 @@ class WorkerCapture:
         )
         self._known = frozenset(point.name for point in points)
         self._step = 1
+        self._weights = 0
         self._armed = False
         self._dead = False
         self.report: dict[str, Any] = {"layers": self._layers, "width": self._width, "dtype": self._dtype}
@@ -204,6 +206,21 @@ class WorkerCapture:
         self._taps = taps
         self._known = frozenset(point.name for point in captured)
 
+    def on_weights(self, how: str) -> None:
+        """End every stream: what follows is computed by other weights. Called between steps.
+
+        Args:
+            how: they are changed.
+        """
+        self._weights += 1
+        if self._dead:
+            return
+        try:
+            self._tracker.supersede(f"the model's weights changed: {how}")
+        # As in a step: whatever we did wrong must not stop the engine.
+        except Exception as exc:
+            self._give_up(exc)
+
     def _before(self, scheduler_output: Any) -> None:  # noqa: ANN401 - vLLM's SchedulerOutput
         if self._dead:
             return
@@ -261,6 +278,7 @@ class WorkerCapture:
                 prompt_len=len(request.prompt_token_ids),
                 cached_prefix=request.num_computed_tokens,
                 lora=compat.lora_of(request),
+                weights_version=str(self._weights) if self._weights else "",
             )
         except CaptureError as exc:
             logger.warning("request %s runs uncaptured: %s", engine_id, exc)

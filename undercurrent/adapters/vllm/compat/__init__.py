@@ -20,7 +20,7 @@ from undercurrent.adapters.vllm.compat.config import (
 from undercurrent.adapters.vllm.compat.requests import finished_ids, lora_of, order_of
 from undercurrent.adapters.vllm.compat.runner import Runner
 from undercurrent.adapters.vllm.compat.v1 import RunnerV1
-from undercurrent.adapters.vllm.compat.worker import install, keep_runtime, runtime_of
+from undercurrent.adapters.vllm.compat.worker import install, keep_runtime, runtime_of, watch_weights
 
 __all__ = [
     "Runner",
@@ -40,6 +40,7 @@ __all__ = [
     "runner_for",
     "runtime_of",
     "seeds_stop_the_engine",
+    "watch_weights",
 ]
 
 

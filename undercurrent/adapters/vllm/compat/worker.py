@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from vllm.v1.worker import gpu_worker
@@ -11,6 +12,7 @@ from undercurrent.adapters.vllm.settings import settings_of
 
 _INSTALLED = "_undercurrent_installed"
 _RUNTIME = "_undercurrent_capture"
+_WEIGHT_CHANGES = ("reload_weights", "start_weight_update", "update_weights", "reset_weights", "checkpoint_restore")
 
 
 def install() -> None:
@@ -43,3 +45,27 @@ def runtime_of(worker: Any) -> Any:  # noqa: ANN401 - a vLLM worker
 def keep_runtime(worker: Any, runtime: object) -> None:  # noqa: ANN401 - a vLLM worker
     """Keep the capture runtime as long as its worker lives."""
     setattr(worker, _RUNTIME, runtime)
+
+
+def watch_weights(worker: Any, changes: Callable[[str], None]) -> None:  # noqa: ANN401 - a vLLM worker
+    """Call a function before anything that gives the model other weights.
+
+    What changes them behind vLLM's back, such as a function sent by `collective_rpc`, is not seen.
+
+    Args:
+        worker: of vLLM; its calls come between steps.
+        changes: gets the name of the worker's method; may not raise.
+    """
+    for name in _WEIGHT_CHANGES:
+        original = getattr(worker, name, None)
+        if original is not None:
+            setattr(worker, name, _told(original, name, changes))
+
+
+def _told(original: Callable[..., Any], name: str, changes: Callable[[str], None]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def method(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - vLLM's own signature
+        changes(name)
+        return original(*args, **kwargs)
+
+    return method
