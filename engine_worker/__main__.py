@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,16 +53,36 @@ logger = logging.getLogger(__name__)
 
 Post = Callable[[Callable[[], None]], None]
 
+PIPELINE_RANKS = "pipeline_parallel_size"
 _DRAIN_S = 10.0
 
 
-def build_engine(config: WorkerConfig, ring: Ring | None) -> Engine:
+def rings_of(config: WorkerConfig) -> tuple[Ring, ...]:
+    """Return the rings that the engine writes to: none without points, else one per pipeline rank.
+
+    Raises:
+        ConfigError: the number of ranks is none.
+    """
+    if not len(config.points):
+        return ()
+    ranks = config.own.engine.args.get(PIPELINE_RANKS, 1) if config.own.engine.kind is EngineKind.VLLM else 1
+    if not isinstance(ranks, int) or ranks < 1:
+        raise ConfigError(f"engine.args.{PIPELINE_RANKS} is {ranks!r:.40}; accepted: a whole number from 1 on")
+    return tuple(Ring.create(config.own.publisher.ring_mib << 20) for _ in range(ranks))
+
+
+def build_engine(config: WorkerConfig, rings: Sequence[Ring]) -> Engine:
     """Return the engine that the configuration names; it has not started.
+
+    Args:
+        config: of the worker.
+        rings: see `rings_of`.
 
     Raises:
         ConfigError: its arguments are wrong.
     """
     section, points = config.own.engine, tuple(config.points)
+    ring = rings[0] if rings else None
     options: dict[str, Any] = {"check_plans": section.check_plans, "served_name": section.served_name}
     if section.max_tap_bytes is not None:
         options["max_tap_bytes"] = section.max_tap_bytes
@@ -79,7 +99,13 @@ def build_engine(config: WorkerConfig, ring: Ring | None) -> Engine:
         from undercurrent.adapters.vllm.engine import VLLMEngine
 
         return VLLMEngine(
-            section.model, engine_args=section.args, points=points, ring=ring, nice=section.nice, **options
+            section.model,
+            engine_args=section.args,
+            points=points,
+            ring=ring,
+            more_rings=rings[1:],
+            nice=section.nice,
+            **options,
         )
     except TypeError as exc:
         raise ConfigError(f"engine.args: {exc}") from exc
@@ -104,8 +130,8 @@ class Assembly:
         self._hearts = {name: Heartbeat(name, limit_s) for name, limit_s in names.items()}
         self._stop = stop
         self._kafka = config.kafka.with_room(letter_bytes(config.plan))
-        self._ring = Ring.create(config.own.publisher.ring_mib << 20) if len(config.points) else None
-        self._engine = build_engine(config, self._ring)
+        self._rings = rings_of(config)
+        self._engine = build_engine(config, self._rings)
         self._lookup = OffsetLookup(config.kafka)
         self._admin = TopicAdmin(config.kafka)
         metrics = PublisherMetrics(registry, config.points.names)
@@ -118,7 +144,7 @@ class Assembly:
             check_partitions=lambda: self._admin.check_partitions(config.plan.topics()),
             steps=lambda: self._engine.steps,
             heartbeat=self._hearts["loop"],
-            ring=self._ring,
+            rings=self._rings,
             stall_s=config.own.limits.stall_s,
         )
 
@@ -175,12 +201,14 @@ class Assembly:
 
     def _publisher(self, post: Post, worker: EngineWorker, incarnation: int) -> PublisherProcess | None:
         config, info = self.config, self._engine.info
-        if self._ring is None:
+        if not self._rings:
             return None
+        path, *more = (ring.path for ring in self._rings)
         settings = publisher_settings(
             config.kafka,
             config.plan,
-            ring=self._ring.path,
+            ring=path,
+            more_rings=more,
             identity=Identity(
                 engine=config.own.engine.name,
                 incarnation=incarnation,
@@ -267,8 +295,8 @@ class Assembly:
         left = await asyncio.to_thread(parts.outbox.close, 5.0)
         if left:
             logger.warning("%d records are not acknowledged; the next owner finds out from the log", left)
-        if self._ring is not None:
-            self._ring.close()
+        for ring in self._rings:
+            ring.close()
         logger.info("stopped")
 
 

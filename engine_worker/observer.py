@@ -42,7 +42,7 @@ class Observer:
         check_partitions: raises TopicError when a topic has not the partitions that the plan says.
         steps: scheduler steps so far.
         heartbeat: of the loop.
-        ring: of the captured rows, where there are points.
+        rings: of the captured rows, where there are points.
         stall_s: an engine that takes no step for so long though it has requests is dead.
     """
 
@@ -56,7 +56,7 @@ class Observer:
         check_partitions: Callable[[], None],
         steps: Callable[[], int],
         heartbeat: Heartbeat,
-        ring: Ring | None,
+        rings: Sequence[Ring],
         stall_s: float,
     ) -> None:
         self._prompts = prompts
@@ -66,7 +66,7 @@ class Observer:
         self._check_partitions = check_partitions
         self._steps = steps
         self._heartbeat = heartbeat
-        self._ring = ring
+        self._rings = tuple(rings)
         self._stall_s = stall_s
         self._state: str | None = "starting"
         self._counts_differ: str | None = None
@@ -132,10 +132,12 @@ class Observer:
         for reason in PAUSE_REASONS:
             self._engine.pause(reason, on=reason in reasons)
         self._engine.pause("partition_counts", on=self.intake_held)
-        if self._ring is not None:
-            stats = self._ring.stats()
-            self._publisher.ring_used.set(stats.used_bytes)
-            self._publisher.ring_limit.set(stats.limit_bytes)
+        stats = [ring.stats() for ring in self._rings]
+        # The fullest: it is the one that loses rows first.
+        if stats:
+            fullest = max(stats, key=lambda one: one.used_bytes)
+            self._publisher.ring_used.set(fullest.used_bytes)
+            self._publisher.ring_limit.set(fullest.limit_bytes)
         self._positions = core.positions()
 
     async def _look_at_topics(self) -> None:

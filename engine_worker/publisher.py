@@ -18,7 +18,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -45,6 +45,7 @@ class PublisherSettings:
 
     Args:
         ring: path of the ring.
+        more_rings: paths of the rings of further pipeline ranks.
         identity: of the engine.
         kafka: connection, as `KafkaSettings` takes it.
         topics: topic of each point.
@@ -68,6 +69,7 @@ class PublisherSettings:
     log_format: str = "text"
     log_level: str = "INFO"
     late: bool = False
+    more_rings: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """Return one line."""
@@ -77,7 +79,8 @@ class PublisherSettings:
     def from_json(cls, text: str) -> PublisherSettings:
         """Return what `to_json` wrote."""
         values = json.loads(text)
-        return cls(identity=Identity(**values.pop("identity")), **values)
+        more = tuple(values.pop("more_rings"))
+        return cls(identity=Identity(**values.pop("identity")), more_rings=more, **values)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,6 +134,7 @@ class PublisherLoop:
         bulk: writes the cycles.
         report: sends a report to the parent.
         stopping: waits so many seconds, returns True as soon as the parent asks to end.
+        more_readers: of the rings of further pipeline ranks, in their order.
     """
 
     def __init__(
@@ -140,9 +144,10 @@ class PublisherLoop:
         bulk: BulkPublisher,
         report: Callable[[Report], None],
         stopping: Callable[[float], bool],
+        more_readers: Sequence[RingReader] = (),
     ) -> None:
         self._settings = settings
-        self._reader = reader
+        self._readers = (reader, *more_readers)
         self._bulk = bulk
         self._send = report
         self._stopping = stopping
@@ -171,7 +176,7 @@ class PublisherLoop:
             began = time.monotonic()
             stop = self._stopping(0.0)
             self._drain()
-            while stop and self._reader.available_bytes:
+            while stop and any(reader.available_bytes for reader in self._readers):
                 self._drain()
             if not stop:
                 stop = self._stopping(max(0.0, interval_s - (time.monotonic() - began)))
@@ -200,12 +205,15 @@ class PublisherLoop:
 
     def _drain(self) -> None:
         now_us = time.time_ns() // 1000
-        for frame in self._reader.read():
-            self._streams.take(decode(frame), now_us)
-            if self._streams.pending_bytes >= self._settings.max_cycle_bytes:
-                break
-        # The records hold copies: the writer may have the space while the broker is still at work.
-        self._reader.release()
+        for ring, reader in enumerate(self._readers):
+            # Each rank gets its part of the cycle: a shard far ahead of the others is held by who reads it.
+            most = self._settings.max_cycle_bytes * (ring + 1) // len(self._readers)
+            for frame in reader.read():
+                self._streams.take(decode(frame), now_us, ring)
+                if self._streams.pending_bytes >= most:
+                    break
+            # The records hold copies: the writer may have the space while the broker is still at work.
+            reader.release()
         self._write()
 
     def _write(self) -> None:
@@ -243,9 +251,9 @@ def main() -> int:
     settings = PublisherSettings.from_json(sys.stdin.buffer.readline().decode())
     setup_logging(settings.log_format, settings.log_level, service="publisher")
     try:
-        ring = Ring.open(settings.ring)
+        reader, *more = (Ring.open(path).reader() for path in (settings.ring, *settings.more_rings))
         bulk = BulkPublisher(KafkaSettings.model_validate(settings.kafka), max_buffer_bytes=settings.max_cycle_bytes)
-        loop = PublisherLoop(settings, ring.reader(), bulk, _reporter(report_fd), _stdin_ended)
+        loop = PublisherLoop(settings, reader, bulk, _reporter(report_fd), _stdin_ended, more)
         loop.run()
         bulk.close()
     except BrokenPipeError:

@@ -15,17 +15,21 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from undercurrent.capture.frames import Close, Content, Drop, Fault, Open, Step
+from undercurrent.capture.frames import Close, Content, Drop, Fault, Open, Rewind, Step
 from undercurrent.codec import BlockEncoder, Codec
 from undercurrent.errors import RingError
 from undercurrent.kafka.bulk import Outgoing
 from undercurrent.kafka.records import Partition
-from undercurrent.protocol.messages import ActivationBlock, EndReason, StreamEnded, StreamStarted
+from undercurrent.protocol.messages import ActivationBlock, EndReason, StreamEnded, StreamInvalidated, StreamStarted
 
 logger = logging.getLogger(__name__)
 
 # Room for a record's key, its other fields and the batch around it.
 RECORD_OVERHEAD_BYTES = 4096
+_MOST_HALF_ENDED = 1 << 16
+
+StreamKey = tuple[str, int, int, str]
+"""(request_id, attempt, index, point)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +71,7 @@ class Cycle:
 
     Args:
         records: by partition.
-        ended: (request_id, attempt, index, point) of the streams whose StreamEnded is among them.
+        ended: (request_id, attempt, index, point) of the streams of which the last shard's StreamEnded is among them.
         captured_at_us: end of each scheduler step in it, microseconds since the Unix epoch.
         counts: by point.
         faults: capture errors without a stream, by kind.
@@ -85,7 +89,7 @@ class Cycle:
 class _Stream:
     """One open stream."""
 
-    __slots__ = ("dropped", "emitted", "encoder", "key", "last_pos", "last_seq", "opened", "seq", "target")
+    __slots__ = ("dropped", "emitted", "encoder", "key", "last_pos", "last_seq", "opened", "revision", "seq", "target")
 
     def __init__(self, opened: Open, topic: str, encoder: BlockEncoder) -> None:
         self.opened = opened
@@ -93,6 +97,7 @@ class _Stream:
         self.encoder = encoder
         self.key = opened.request_id.encode()
         self.seq = 0
+        self.revision = 0
         self.last_seq = 0
         self.last_pos = -1
         self.emitted = 0
@@ -125,7 +130,9 @@ class StreamWriter:
         self._topics = topics
         self._max_data_bytes = {point: most - RECORD_OVERHEAD_BYTES for point, most in max_record_bytes.items()}
         self._late = late
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[tuple[int, int], _Stream] = {}
+        self._ring = 0
+        self._shards_left: dict[StreamKey, int] = {}
         self._open = dict.fromkeys(topics, 0)
         self._cycle = Cycle()
 
@@ -134,16 +141,18 @@ class StreamWriter:
         """Bytes of the cycle so far."""
         return self._cycle.record_bytes
 
-    def take(self, content: Content, now_us: int) -> None:
+    def take(self, content: Content, now_us: int, ring: int = 0) -> None:
         """Add what a frame says to the cycle.
 
         Args:
             content: of the frame; its bytes are copied.
             now_us: microseconds since the Unix epoch.
+            ring: which one the frame is from; each numbers its streams for itself.
 
         Raises:
             RingError: the frame speaks of a stream or a point that does not exist.
         """
+        self._ring = ring
         try:
             self._take(content, now_us)
         except KeyError as exc:
@@ -159,6 +168,8 @@ class StreamWriter:
                 self._end(content, now_us)
             case Drop():
                 self._lose(content)
+            case Rewind():
+                self._rewind(content, now_us)
             case Fault():
                 self._cycle.faults[content.kind] = self._cycle.faults.get(content.kind, 0) + 1
                 logger.warning("capture fault: %s (%s)", content.kind, content.detail)
@@ -170,7 +181,8 @@ class StreamWriter:
             detail: in words.
             now_us: microseconds since the Unix epoch.
         """
-        for number, stream in list(self._streams.items()):
+        for (ring, number), stream in list(self._streams.items()):
+            self._ring = ring
             lost = Close(stream=number, reason=EndReason.LOST.value, detail=detail, last_pos=stream.last_pos)
             self._end(lost, now_us)
 
@@ -189,6 +201,7 @@ class StreamWriter:
             attempt=opened.attempt,
             index=opened.index,
             point=opened.point,
+            shard=opened.shard,
             engine=identity.engine,
             incarnation=identity.incarnation,
             tensor_type=opened.tensor_type,
@@ -204,16 +217,19 @@ class StreamWriter:
             data=b"",
         )
         stream = _Stream(opened, self._topics[opened.point], BlockEncoder(self._codec, template))
-        self._streams[opened.stream] = stream
-        self._open[opened.point] += 1
+        self._streams[self._ring, opened.stream] = stream
+        # A stream counts once, however many shards it has.
+        self._open[opened.point] += opened.shard == 0
         started = StreamStarted(
             request_id=opened.request_id,
             attempt=opened.attempt,
             index=opened.index,
             point=opened.point,
+            shard=opened.shard,
             engine=identity.engine,
             incarnation=identity.incarnation,
             seq=0,
+            shards=opened.shards,
             prompt_len=opened.prompt_len,
             cached_prefix=opened.cached_prefix,
             model=identity.model,
@@ -274,7 +290,9 @@ class StreamWriter:
         stream.last_seq = stream.seq
         stream.last_pos = int.from_bytes(positions[-4:], "little", signed=True)
         stream.emitted += len(positions) // 4
-        value = stream.encoder.encode(stream.seq, step.step, step.captured_at_us, positions, tokens, data)
+        value = stream.encoder.encode(
+            stream.seq, step.step, step.captured_at_us, positions, tokens, data, revision=stream.revision
+        )
         counts.records += 1
         counts.record_bytes += len(value)
         self._add(stream, value)
@@ -286,6 +304,29 @@ class StreamWriter:
                 stream.seq += loss.messages
                 self._drop(stream, loss.rows, drop.reason)
 
+    def _rewind(self, rewind: Rewind, now_us: int) -> None:
+        stream = self._stream(rewind.stream)
+        if stream is None:
+            return
+        stream.seq += 1
+        stream.revision += 1
+        stream.last_pos = min(stream.last_pos, rewind.first_pos - 1)
+        opened = stream.opened
+        invalidated = StreamInvalidated(
+            request_id=opened.request_id,
+            attempt=opened.attempt,
+            index=opened.index,
+            point=opened.point,
+            shard=opened.shard,
+            engine=self._identity.engine,
+            incarnation=self._identity.incarnation,
+            seq=stream.seq,
+            first_position=rewind.first_pos,
+            revision=stream.revision,
+            invalidated_at_us=rewind.rewound_at_us or now_us,
+        )
+        self._add(stream, self._codec.encode(invalidated))
+
     def _drop(self, stream: _Stream, rows: int, reason: str) -> None:
         stream.dropped += rows
         dropped = self._counts(stream).dropped
@@ -295,9 +336,9 @@ class StreamWriter:
         stream = self._stream(closed.stream)
         if stream is None:
             return
-        del self._streams[closed.stream]
+        del self._streams[self._ring, closed.stream]
         opened = stream.opened
-        self._open[opened.point] -= 1
+        self._open[opened.point] -= opened.shard == 0
         self._counts(stream)
         layers = len(opened.layers)
         ended = StreamEnded(
@@ -305,6 +346,7 @@ class StreamWriter:
             attempt=opened.attempt,
             index=opened.index,
             point=opened.point,
+            shard=opened.shard,
             engine=self._identity.engine,
             incarnation=self._identity.incarnation,
             seq=stream.seq + 1,
@@ -318,10 +360,21 @@ class StreamWriter:
             ended_at_us=closed.closed_at_us or now_us,
         )
         self._add(stream, self._codec.encode(ended))
-        self._cycle.ended.append((opened.request_id, opened.attempt, opened.index, opened.point))
+        self._ended(opened)
+
+    def _ended(self, opened: Open) -> None:
+        key = opened.request_id, opened.attempt, opened.index, opened.point
+        left = self._shards_left.pop(key, opened.shards) - 1
+        if left <= 0:
+            self._cycle.ended.append(key)
+            return
+        self._shards_left[key] = left
+        if len(self._shards_left) > _MOST_HALF_ENDED:
+            # A rank that never opens its shard leaves these behind; the worker declares such streams lost.
+            del self._shards_left[next(iter(self._shards_left))]
 
     def _stream(self, number: int) -> _Stream | None:
-        stream = self._streams.get(number)
+        stream = self._streams.get((self._ring, number))
         if stream is None:
             if not self._late:
                 raise KeyError(f"stream {number}")

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from engine_worker.publisher import PublisherSettings
@@ -34,6 +34,7 @@ def publisher_settings(
     max_cycle_mib: int,
     logging: LoggingSection,
     late: bool = False,
+    more_rings: Sequence[str] = (),
 ) -> PublisherSettings:
     """Return what a publisher of a pipeline is told at its start.
 
@@ -46,6 +47,7 @@ def publisher_settings(
         max_cycle_mib: most bytes of records in one cycle, MiB.
         logging: how its log looks.
         late: an earlier publisher has read from this ring.
+        more_rings: paths of the rings of further pipeline ranks.
     """
     topics = {point: plan.activations(point) for point in plan.points}
     # What the client refuses is lost though the topic would take it: records are split below the lower limit.
@@ -53,6 +55,7 @@ def publisher_settings(
     most = min(plan.activation_bytes, int(kafka.options["message.max.bytes"]))
     return PublisherSettings(
         ring=ring,
+        more_rings=tuple(more_rings),
         identity=identity,
         kafka={"bootstrap_servers": kafka.bootstrap_servers, **kafka.options},
         topics=topics,

@@ -76,6 +76,8 @@ class Open:
         tenant: on whose behalf.
         lora: LoRA adapter, empty for none.
         weights_version: of the model, empty for those that it was loaded with.
+        shard: which of the stream's shards this is: each pipeline rank that owns a layer of the point writes one.
+        shards: how many there are.
         opened_at_us: microseconds since the Unix epoch.
         slot: where its length stands (see `lengths`), -1 where nobody says.
     """
@@ -97,6 +99,8 @@ class Open:
     tenant: str | None = None
     lora: str = ""
     weights_version: str = ""
+    shard: int = 0
+    shards: int = 1
     opened_at_us: int = 0
     row_shape: tuple[int, ...] = ()
     slot: int = -1

@@ -12,6 +12,7 @@ from typing import Any
 
 from undercurrent.capture.encoding import Encoder, encoder_of
 from undercurrent.capture.projection import Projection, load_projection
+from undercurrent.capture.sharding import Share
 from undercurrent.errors import CaptureError
 from undercurrent.spec import CaptureDtype, ExecutionMode, ExtractionPoint, Overflow, TensorType, UntilKind
 
@@ -61,6 +62,8 @@ class CapturePoint:
         point_hash: SHA-256 of the point as understood here, hex.
         row_shape: shape of one (token, layer) where it is not [width].
         encoder: makes what is published of what lies in the buffer; None publishes that as it is.
+        shard: which shard of its streams is written here.
+        shards: how many shards its streams have.
     """
 
     name: str
@@ -71,6 +74,8 @@ class CapturePoint:
     point_hash: str = ""
     row_shape: tuple[int, ...] = ()
     encoder: Encoder | None = None
+    shard: int = 0
+    shards: int = 1
 
     @property
     def width(self) -> int:
@@ -96,6 +101,7 @@ class CapturePoint:
         width: int,
         model_dtype: str,
         shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+        share: Share | None = None,
     ) -> CapturePoint:
         """Return a spec's point as it is captured on a model.
 
@@ -105,6 +111,7 @@ class CapturePoint:
             width: hidden size of the model.
             model_dtype: NumPy name of the model's element type.
             shapes: of one (token, layer) of each tensor type in `SHAPED` that this engine captures of this model.
+            share: the part of its layers that is captured here; all of them where there is one rank.
 
         Raises:
             CaptureError: it asks for what cannot be captured, by name.
@@ -117,18 +124,21 @@ class CapturePoint:
             raise CaptureError(f"point {point.name!r}: elements of type {source} are not supported")
         taken = math.prod(shape) if shape else width
         projection = _projection(point, taken)
+        share = share or Share(point.layers, 0, 1)
         encoder = encoder_of(
-            point.name, source, point.dtype.value, layers=len(point.layers), width=taken, projection=projection
+            point.name, source, point.dtype.value, layers=len(share.layers), width=taken, projection=projection
         )
         return cls(
             name=point.name,
-            group=TapGroup(tensor_type=point.tensor_type.value, layers=point.layers, dtype=source, width=taken),
+            group=TapGroup(tensor_type=point.tensor_type.value, layers=share.layers, dtype=source, width=taken),
             row_shape=shape,
             select=point.positions,
             blocks=point.overflow is Overflow.BLOCK,
             token_ids=point.token_ids,
             point_hash=_hash(point, projection),
             encoder=encoder,
+            shard=share.shard,
+            shards=share.shards,
         )
 
 

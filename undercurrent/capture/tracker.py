@@ -130,7 +130,7 @@ class Tracker:
 
         Args:
             engine_id: the engine's id of it.
-            order: what it wants.
+            order: what it wants; points that are not captured here are left out.
             index: child of its request.
             prompt_len: tokens of its prompt.
             cached_prefix: positions that will not be computed.
@@ -145,7 +145,9 @@ class Tracker:
             raise CaptureError("a request with the same id, attempt and index is being captured")
         streams = []
         for name in order.points:
-            point = self._points[name]
+            point = self._points.get(name)
+            if point is None:  # all of its layers are another rank's
+                continue
             self._streams += 1
             streams.append(Stream(self._streams, point))
             opened = Open(
@@ -167,6 +169,8 @@ class Tracker:
                 tenant=order.tenant,
                 lora=lora,
                 weights_version=weights_version,
+                shard=point.shard,
+                shards=point.shards,
                 opened_at_us=self._clock_us(),
                 slot=order.slot + index if order.slot >= 0 else -1,
             )

@@ -186,7 +186,8 @@ class Stream:
         """Whether a further shard is part of what this stream is."""
 
         def shape(started: StreamStarted) -> tuple[object, ...]:
-            return started.shards, started.prompt_len, started.tensor_type, started.width, started.dtype
+            values = started.tensor_type, started.width, started.row_shape, started.dtype
+            return started.shards, started.prompt_len, values
 
         known = {layer for mine in self._started_layers().values() for layer in mine}
         return shape(message) == shape(self.started) and known.isdisjoint(message.layers)

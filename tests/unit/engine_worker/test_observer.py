@@ -45,7 +45,7 @@ def observer(registry: CollectorRegistry) -> Observer:
         check_partitions=lambda: None,
         steps=lambda: 0,
         heartbeat=Heartbeat("loop", 30.0),
-        ring=None,
+        rings=(),
         stall_s=60.0,
     )
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from engine_worker.publisher_streams import RECORD_OVERHEAD_BYTES, Identity, StreamWriter
-from undercurrent.capture.frames import STEP_STAMP, Close, Drop, Fault, Loss, Open, Step, step_head
+from undercurrent.capture.frames import STEP_STAMP, Close, Drop, Fault, Loss, Open, Rewind, Step, step_head
 from undercurrent.codec import Codec, as_array, positions, token_ids, views
 from undercurrent.errors import RingError
-from undercurrent.protocol.messages import ActivationBlock, EndReason, StreamEnded, StreamStarted
+from undercurrent.protocol.messages import ActivationBlock, EndReason, StreamEnded, StreamInvalidated, StreamStarted
 
 CODEC = Codec()
 ROW_BYTES = 2 * 4 * 4  # two layers of width 4 in float32
@@ -105,6 +105,39 @@ def test_a_declared_loss_leaves_exactly_its_gap():
     assert [m.seq for m in out] == [0, 1, 5, 6]
     assert (out[-1].emitted, out[-1].dropped, out[-1].last_seq) == ((2, 2), (5, 5), 5)
     assert cycle.counts["p"].dropped == {"ring_full": 10}
+
+
+def test_a_rewind_takes_a_number_and_later_records_have_the_next_revision():
+    streams = writer()
+    for content in (
+        opened(1, shard=1, shards=2),
+        step(1, {1: 3})[0],
+        Rewind(stream=1, first_pos=1, rewound_at_us=8),
+        step(2, {1: 2}, first=1)[0],
+        Close(stream=1, reason="finished"),
+    ):
+        streams.take(content, 0)
+    started, first, invalidated, again, ended = (message for _, _, message in messages(streams.cycle()))
+    assert isinstance(invalidated, StreamInvalidated)
+    assert (invalidated.seq, invalidated.first_position, invalidated.revision) == (2, 1, 1)
+    assert (first.revision, again.revision, again.seq, ended.seq) == (0, 1, 3, 4)
+    assert {message.shard for message in (started, first, invalidated, again, ended)} == {1}
+    assert started.shards == 2
+
+
+def test_rings_number_their_streams_apart_and_a_stream_has_ended_when_its_last_shard_has():
+    streams = writer()
+    streams.take(opened(1, shard=0, shards=2), 0, ring=0)
+    streams.take(opened(2, request_id="other"), 0, ring=0)
+    streams.take(opened(1, shard=1, shards=2, layers=(5,)), 0, ring=1)
+    assert streams.cycle().counts["p"].open_streams == 2
+    streams.take(Close(stream=1, reason="finished"), 0, ring=1)
+    assert streams.cycle().ended == []
+    streams.take(Close(stream=2, reason="finished"), 0, ring=0)
+    streams.take(Close(stream=1, reason="finished"), 0, ring=0)
+    cycle = streams.cycle()
+    assert cycle.ended == [("other", 2, 0, "p"), ("r1", 2, 0, "p")]
+    assert cycle.counts["p"].open_streams == 0
 
 
 def test_a_prefill_above_the_topic_s_limit_is_split_and_each_part_numbered():

@@ -46,8 +46,8 @@ class VLLMEngineAdapter(EmbeddedAdapter):
 
         Args:
             model_name_or_path: folder or name.
-            allow_unsupported_executor: accepted for programs that pass it; more than one worker is refused all the
-                same, since what several workers capture cannot be joined yet.
+            allow_unsupported_executor: accepted for programs that pass it, without effect: tensor parallelism needs
+                no permission, and pipeline parallelism belongs to the engine worker.
             allow_v2_model_runner: leave the choice of the model runner to vLLM; capture refuses the V2 runner.
             allow_request_id_randomization: accepted for programs that pass it; vLLM's ids are left as they are in any
                 case, since a request's order travels with it.
@@ -73,6 +73,11 @@ class VLLMEngineAdapter(EmbeddedAdapter):
             raise VLLMAdapterLimitationError(str(exc)) from exc
 
     def _make_engine(self, model: str, ring: Ring, kwargs: dict[str, Any]) -> OpenEngine:
+        if kwargs.get("pipeline_parallel_size", 1) != 1:
+            raise CaptureError(
+                "pipeline parallelism: each rank captures its own layers, and only probe hosts join them; "
+                "run an engine worker, or use tensor_parallel_size"
+            )
         ours = {name: kwargs.pop(name) for name in ("nice", "max_tap_bytes", "v1_runner") if name in kwargs}
         return VLLMEngine(
             model, engine_args=kwargs, open_points=True, ring=ring, block_timeout_s=_BLOCK_TIMEOUT_S, **ours

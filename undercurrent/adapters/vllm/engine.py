@@ -53,6 +53,7 @@ class VLLMEngine:
         points: what requests may capture.
         open_points: `set_points` may say something else later.
         ring: where the captured rows go; needed when there are points, now or later.
+        more_rings: where those of the further pipeline ranks go, one for each.
         max_tap_bytes: refuse to start when the tap buffers would need more.
         block_timeout_s: how long a point with `overflow: block` waits for the ring's reader.
         check_plans: verify the capture plan in every step; for tests.
@@ -70,6 +71,7 @@ class VLLMEngine:
         points: Sequence[ExtractionPoint] = (),
         open_points: bool = False,
         ring: Ring | None = None,
+        more_rings: Sequence[Ring] = (),
         max_tap_bytes: int = DEFAULT_MAX_TAP_BYTES,
         block_timeout_s: float = 1.0,
         check_plans: bool = False,
@@ -87,6 +89,7 @@ class VLLMEngine:
         self._engine_args = dict(engine_args or {})
         self._points = tuple(points)
         self._ring = ring
+        self._more_rings = tuple(more_rings)
         self._options = {
             "max_tap_bytes": max_tap_bytes,
             "block_timeout_s": block_timeout_s,
@@ -115,8 +118,11 @@ class VLLMEngine:
     @property
     def report(self) -> dict[str, Any]:
         """What the worker's self-check found, empty where nothing is captured."""
-        note = self._ring.note if self._ring is not None else ""
-        return json.loads(note) if note else {}
+        if self._ring is None:
+            return {}
+        notes = [json.loads(ring.note or "{}") for ring in (self._ring, *self._more_rings)]
+        # Any rank may be the one that cannot capture.
+        return next((note for note in notes if "error" in note), notes[0])
 
     async def start(self) -> None:
         """Load the model and be ready to generate.
@@ -174,6 +180,7 @@ class VLLMEngine:
             path = Path(self._folder.name) / "capture.json"
             settings = CaptureSettings(
                 ring=self._ring.path,
+                more_rings=tuple(ring.path for ring in self._more_rings),
                 points=self._points,
                 owner_pid=os.getpid(),
                 **self._options,  # type: ignore[arg-type]
@@ -196,6 +203,11 @@ class VLLMEngine:
             raise ConfigError(f"vLLM refuses its arguments: {_reason(exc)}") from exc
         if self._captures:
             compat.check_supported(config, v2_runner=config.use_v2_model_runner)
+            ranks = config.parallel_config.pipeline_parallel_size
+            if ranks != 1 + len(self._more_rings):
+                raise CaptureError(
+                    f"{ranks} pipeline ranks need {ranks} rings, and there are {1 + len(self._more_rings)}"
+                )
             # The worker checks the same; here it is said before a process has started.
             compat.capture_points(config, self._points)
         return config

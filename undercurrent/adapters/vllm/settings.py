@@ -27,6 +27,7 @@ class CaptureSettings:
 
     Args:
         ring: path of the ring.
+        more_rings: paths of the rings of further pipeline ranks.
         points: what requests may ask for.
         max_tap_bytes: refuse to start when the tap buffers would need more.
         block_timeout_s: how long a point with `overflow: block` waits for the reader.
@@ -42,6 +43,7 @@ class CaptureSettings:
     check_plans: bool = False
     owner_pid: int = 0
     open_points: bool = False
+    more_rings: tuple[str, ...] = ()
 
     def write(self, path: Path) -> None:
         """Write the settings file, readable by this user alone."""
@@ -53,6 +55,7 @@ class CaptureSettings:
             "check_plans": self.check_plans,
             "owner_pid": self.owner_pid,
             "open_points": self.open_points,
+            "more_rings": list(self.more_rings),
         }
         path.touch(mode=0o600)
         path.write_text(json.dumps(values, indent=1), encoding="utf-8")
@@ -67,7 +70,8 @@ class CaptureSettings:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             points = tuple(parse_dict(values.pop("spec")).extraction_points)
-            return cls(points=points, **values)
+            more = tuple(values.pop("more_rings", ()))
+            return cls(points=points, more_rings=more, **values)
         except (OSError, ValueError, KeyError, TypeError, SpecError) as exc:
             raise CaptureError(f"cannot read the capture settings {path}: {exc}") from exc
 
