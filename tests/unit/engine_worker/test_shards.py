@@ -125,6 +125,9 @@ def run(ranks, *, late=(), tail=1):
     for rank in ranks:
         rank.tracker.close("b")
     publisher.drain()
+    for rank in ranks:
+        rank.tracker.idle(len(steps) + 1)  # what found no room goes with the next step
+    publisher.drain()
     return publisher
 
 
