@@ -105,15 +105,19 @@ class ModelMap:
         return part
 
     def source(self, tensor_type: str, layer: int) -> Source:
-        """Return where a tensor type of a layer is read; for `residual_stream` as far as it is known without a run.
+        """Return where a tensor type of a layer is read.
+
+        Of `residual_stream` and `layer_input` no more is known without a run than which module it is.
 
         Args:
-            tensor_type: as in `module`.
+            tensor_type: as in `module`, or `layer_input`.
             layer: 0-based; ignored for the final norm.
 
         Raises:
             CaptureError: the layer has no such part.
         """
+        if tensor_type == "layer_input":
+            return Source(self.layers[layer], FIRST, ("hidden_states", "residual"))
         at = WHOLE if tensor_type == "residual_stream" else FIRST
         return Source(self.module(tensor_type, layer), at)
 

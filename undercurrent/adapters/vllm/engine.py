@@ -215,6 +215,8 @@ class VLLMEngine:
     async def _describe(self, config: Any, version: str) -> EngineInfo:  # noqa: ANN401 - a VllmConfig
         import torch
 
+        from undercurrent.adapters.vllm import compat
+
         model = config.model_config
         folder = Path(self._model)
         fingerprint = await asyncio.to_thread(model_fingerprint, folder) if folder.is_dir() else ""
@@ -226,6 +228,7 @@ class VLLMEngine:
             width=model.get_hidden_size(),
             max_model_len=model.max_model_len,
             versions={"vllm": version, "torch": torch.__version__},
+            row_shapes=compat.row_shapes(config),
         )
 
     async def set_points(self, points: Sequence[ExtractionPoint]) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 from vllm.config import VllmConfig
 
-from undercurrent.adapters.model_map import ModelMap
 from undercurrent.adapters.vllm import compat
 from undercurrent.adapters.vllm.orphan import end_with
 from undercurrent.adapters.vllm.selfcheck import self_check
@@ -107,7 +106,7 @@ class WorkerCapture:
         self._config = config
         self._runner = runner
         self._ring = ring
-        self._parts = ModelMap.of(runner.model, self._layers, self._width)
+        self._parts = compat.parts_of(runner.model, config)
         self._device = next(runner.model.parameters()).device
         self._taps = self._tap_set(tap_groups(points), runner.max_rows)
         self._modes: dict[tuple[str, int], str] = {}
@@ -165,11 +164,9 @@ class WorkerCapture:
     def _check_everything(self) -> dict[str, str]:
         """Check a tap on every tensor that a later point may ask for; return what the residual stream is."""
         stream: dict[str, str] = {}
-        kinds = (TensorType.RESIDUAL_STREAM, TensorType.ATTN_OUT, TensorType.MLP_OUT, TensorType.FINAL_NORM)
-        for kind in kinds:
-            layers = (self._layers,) if kind is TensorType.FINAL_NORM else tuple(range(self._layers))
-            group = TapGroup(tensor_type=kind.value, layers=layers, dtype=self._dtype, width=self._width)
+        for kind in TensorType:
             try:
+                group = compat.whole_group(self._config, self._parts, kind)
                 taps = self._tap_set((group,), min(self._runner.max_rows, _CHECKED_ROWS))
                 try:
                     stream |= self._check(taps)

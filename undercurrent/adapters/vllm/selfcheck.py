@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from undercurrent.adapters.model_map import ModelMap
+from undercurrent.adapters.vllm.entering import decide_inputs
 from undercurrent.adapters.vllm.residual import decide, quiet_attention
 from undercurrent.adapters.vllm.tap import BESIDE, SUM, Tap, TapSet
 from undercurrent.errors import CaptureError
@@ -40,7 +41,7 @@ def self_check(
 
     Args:
         run: runs the model on int32 token ids, nothing of it compiled.
-        taps: of the model, not installed yet; the mode of residual taps is set here, then they are installed.
+        taps: of the model, not installed yet; the mode of those on the stream is set here, then they are installed.
         parts: of the model.
         vocab_size: token ids to choose from.
         rows: most rows that a run may have.
@@ -50,13 +51,26 @@ def self_check(
     """
     ids = check_ids(vocab_size, rows)
     residual = [tap for tap in taps.taps if tap.group.tensor_type == "residual_stream"]
-    modes = decide(lambda: run(ids), parts, [tap.layer for tap in residual])
+    entering = [tap for tap in taps.taps if tap.group.tensor_type == "layer_input"]
+    # One that another pipeline stage holds has no parameters here.
+    before = [
+        tap.layer - 1 for tap in entering if tap.layer and any(True for _ in parts.layers[tap.layer - 1].parameters())
+    ]
+    modes = decide(lambda: run(ids), parts, [*before, *(tap.layer for tap in residual)])
     for tap in residual:
         tap.mode = modes[tap.layer]
+    inputs = decide_inputs(lambda: run(ids), parts, modes, [tap.layer for tap in entering])
+    for tap in entering:
+        tap.mode = inputs[tap.layer]
     with torch.inference_mode():
         _prove(run, taps, parts, ids)
     taps.install()
     return {type(tap.module).__name__: tap.mode for tap in residual}
+
+
+def _is_here(layer: nn.Module) -> bool:
+    """Whether a layer is in this process: one that another pipeline stage holds has no parameters here."""
+    return any(True for _ in layer.parameters())
 
 
 def _prove(run: Callable[[np.ndarray], None], taps: TapSet, parts: ModelMap, ids: np.ndarray) -> None:

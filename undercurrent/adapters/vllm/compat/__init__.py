@@ -16,7 +16,9 @@ from undercurrent.adapters.vllm.compat.config import (
     model_shape,
     refusals,
     seeds_stop_the_engine,
+    whole_group,
 )
+from undercurrent.adapters.vllm.compat.parts import parts_of, row_shapes
 from undercurrent.adapters.vllm.compat.requests import finished_ids, lora_of, order_of
 from undercurrent.adapters.vllm.compat.runner import Runner
 from undercurrent.adapters.vllm.compat.v1 import RunnerV1
@@ -35,12 +37,15 @@ __all__ = [
     "lora_of",
     "model_shape",
     "order_of",
+    "parts_of",
     "quiet_before_shutdown",
     "refusals",
+    "row_shapes",
     "runner_for",
     "runtime_of",
     "seeds_stop_the_engine",
     "watch_weights",
+    "whole_group",
 ]
 
 

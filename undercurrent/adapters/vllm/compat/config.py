@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from vllm.config import CompilationMode, VllmConfig
 
-from undercurrent.capture.points import CapturePoint
+from undercurrent.adapters.model_map import ModelMap
+from undercurrent.adapters.vllm.compat.parts import row_shapes, why_not
+from undercurrent.capture.points import SHAPED, CapturePoint, TapGroup
 from undercurrent.errors import CaptureError
-from undercurrent.spec import ExtractionPoint
+from undercurrent.spec import ExecutionMode, ExtractionPoint, TensorType, parse_position
 
 
 def refusals(config: VllmConfig, *, v2_runner: bool) -> list[str]:
@@ -77,7 +79,39 @@ def capture_points(config: VllmConfig, points: Sequence[ExtractionPoint]) -> tup
         CaptureError: one of them cannot be captured, by name.
     """
     layers, width, dtype = model_shape(config)
-    return tuple(CapturePoint.of(point, layers=layers, width=width, model_dtype=dtype) for point in points)
+    shapes = row_shapes(config)
+    for point in points:
+        if point.tensor_type in SHAPED and point.tensor_type.value not in shapes:
+            kind = point.tensor_type.value
+            raise CaptureError(f"point {point.name!r}: tensor_type {kind} is not captured: {why_not(config, kind)}")
+    return tuple(
+        CapturePoint.of(point, layers=layers, width=width, model_dtype=dtype, shapes=shapes) for point in points
+    )
+
+
+def whole_group(config: VllmConfig, parts: ModelMap, kind: TensorType) -> TapGroup:
+    """Return a tap group with every layer that has a tensor type.
+
+    Args:
+        config: of the engine.
+        parts: of its model.
+        kind: which tensor.
+
+    Raises:
+        CaptureError: no layer has it; the reason is that of the first.
+    """
+    layers, missing = [], []
+    count = model_shape(config)[0]
+    for layer in (count,) if kind is TensorType.FINAL_NORM else range(count):
+        try:
+            parts.source(kind.value, layer)
+            layers.append(layer)
+        except CaptureError as exc:
+            missing.append(exc)
+    if not layers:
+        raise missing[0]
+    point = ExtractionPoint(kind.value, tuple(layers), kind, parse_position("*"), execution_mode=ExecutionMode.ASYNC)
+    return capture_points(config, (point,))[0].group
 
 
 def seeds_stop_the_engine(config: VllmConfig) -> bool:
