@@ -89,11 +89,10 @@ def test_only_those_asked_for_are_looked_at_and_none_needs_no_run():
     ("model", "streams", "message"),
     [
         (Model(three(), between=lambda h, r: (h * 1.5, r)), [SUM] * 3, "layer 1 .Layer.: cannot tell which"),
-        (Model(three()), [FIRST] * 3, "layer 1 .Layer.: cannot tell which"),
         (Model(three(), between=lambda h, r: (h, torch.zeros_like(h))), [FIRST] * 3, "cannot tell which"),
         (Model(three(), first=torch.ones(5, WIDTH)), [SUM] * 3, "layer 0 .Layer. is the first, and was given a resid"),
     ],
-    ids=["scaled between layers", "another stream", "either would fit", "a residual at first"],
+    ids=["scaled between layers", "either would fit", "a residual at first"],
 )
 def test_what_cannot_be_told_is_refused_by_name(model, streams, message):
     with pytest.raises(CaptureError, match=message):
