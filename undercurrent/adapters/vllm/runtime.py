@@ -18,11 +18,13 @@ from vllm.config import VllmConfig
 from undercurrent.adapters.vllm import compat
 from undercurrent.adapters.vllm.orphan import end_with
 from undercurrent.adapters.vllm.selfcheck import self_check
+from undercurrent.adapters.vllm.server import ServerSide
 from undercurrent.adapters.vllm.settings import CONFIG_KEY, CaptureSettings, settings_of
 from undercurrent.adapters.vllm.tap import TapSet
 from undercurrent.adapters.vllm.version_check import check_vllm_version
-from undercurrent.capture.points import CapturePoint, TapGroup, child_index, parse_order, tap_groups
+from undercurrent.capture.points import CapturePoint, Order, TapGroup, child_index, parse_order, tap_groups
 from undercurrent.capture.ring import Ring
+from undercurrent.capture.server_orders import ServerOrders, safe_id
 from undercurrent.capture.tracker import Tracker
 from undercurrent.errors import CaptureError, ProbingError
 from undercurrent.spec import ExtractionPoint, TensorType
@@ -46,14 +48,16 @@ def attach(worker: Any) -> Callable[[], None]:  # noqa: ANN401 - a vLLM worker
         raise CaptureError("this engine's additional_config does not ask for capture")
     if settings.owner_pid:
         end_with(settings.owner_pid)
-    ring = Ring.open(settings.ring)
+    server = None if settings.server is None else ServerSide(settings.server, worker)
+    ring = Ring.open(settings.ring) if server is None else server.ring
     with _Told(ring):
         check_vllm_version()
         compat.check_supported(worker.vllm_config, v2_runner=worker.use_v2_model_runner)
 
     def finish() -> None:
         with _Told(ring):
-            capture = WorkerCapture(settings, ring, worker.vllm_config, compat.runner_for(worker))
+            orders = None if server is None else server.orders
+            capture = WorkerCapture(settings, ring, worker.vllm_config, compat.runner_for(worker), orders)
             compat.keep_runtime(worker, capture)
             compat.watch_weights(worker, capture.on_weights)
         warm_up = worker.compile_or_warm_up_model
@@ -63,6 +67,8 @@ def attach(worker: Any) -> Callable[[], None]:  # noqa: ANN401 - a vLLM worker
         def checked(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - vLLM's own signature
             result = warm_up(*args, **kwargs)
             with _Told(ring):
+                if server is not None:
+                    server.wait_ready()
                 capture.start()
             return result
 
@@ -94,17 +100,26 @@ class WorkerCapture:
         ring: where frames go.
         config: of the engine.
         runner: the model runner, its model loaded.
+        orders: of a bare server, whose requests come without one; None where a driver writes them.
 
     Raises:
         CaptureError: a point cannot be captured on this model.
     """
 
-    def __init__(self, settings: CaptureSettings, ring: Ring, config: VllmConfig, runner: compat.Runner) -> None:
+    def __init__(
+        self,
+        settings: CaptureSettings,
+        ring: Ring,
+        config: VllmConfig,
+        runner: compat.Runner,
+        orders: ServerOrders | None = None,
+    ) -> None:
         self._layers, self._width, self._dtype = compat.model_shape(config)
         points = compat.capture_points(config, settings.points)
         self._settings = settings
         self._config = config
         self._runner = runner
+        self._orders = orders
         self._ring = ring
         self._parts = compat.parts_of(runner.model, config)
         self._device = next(runner.model.parameters()).device
@@ -225,6 +240,8 @@ class WorkerCapture:
             # Finished requests may come in a step without tokens, and before a new one of the same id.
             for engine_id in compat.finished_ids(scheduler_output):
                 self._tracker.close(engine_id)
+                if self._orders is not None:
+                    self._orders.close(engine_id)
             for request in self._runner.new_requests(scheduler_output):
                 self._open(request)
             self._step += 1
@@ -261,11 +278,10 @@ class WorkerCapture:
 
     def _open(self, request: Any) -> None:  # noqa: ANN401 - vLLM's NewRequestData
         engine_id = request.req_id
-        raw = compat.order_of(request, CONFIG_KEY)
-        if raw is None:
-            return
         try:
-            order = parse_order(raw, self._known)
+            order = self._order_of(request)
+            if order is None:
+                return
             if request.prompt_token_ids is None or request.mm_features:
                 raise CaptureError("a prompt of embeddings or other media has no token ids to capture by")
             self._tracker.open(
@@ -278,8 +294,17 @@ class WorkerCapture:
                 weights_version=str(self._weights) if self._weights else "",
             )
         except CaptureError as exc:
-            logger.warning("request %s runs uncaptured: %s", engine_id, exc)
-            self._tracker.fault("bad_order", str(exc), engine_id)
+            logger.warning("request %s runs uncaptured: %s", safe_id(engine_id), exc)
+            self._tracker.fault("bad_order", str(exc), safe_id(engine_id))
+
+    def _order_of(self, request: Any) -> Order | None:  # noqa: ANN401 - vLLM's NewRequestData
+        raw = compat.order_of(request, CONFIG_KEY)
+        if self._orders is None:
+            return None if raw is None else parse_order(raw, self._known)
+        taken = self._orders.take(request.req_id, raw)
+        if taken.fault:
+            self._tracker.fault("bad_order", taken.fault, safe_id(request.req_id))
+        return taken.order
 
     def _give_up(self, error: Exception) -> None:
         """Stop capturing for good, after an error that cannot be put down to a request or a step."""

@@ -26,7 +26,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
 
-from undercurrent.adapters.vllm.settings import DEFAULT_MAX_TAP_BYTES
+from undercurrent.adapters.vllm.settings import DEFAULT_MAX_TAP_BYTES, CaptureSettings
 from undercurrent.capture.server_orders import ServerRules
 from undercurrent.errors import ConfigError
 from undercurrent.kafka.settings import KafkaSettings
@@ -35,9 +35,6 @@ from undercurrent.service.config import naming, validated
 from undercurrent.service.sections import LoggingSection, MetricsSection
 from undercurrent.spec import ProbeSpec, check_pipeline, load_yaml_file
 from undercurrent.topics import TopicPlan
-
-SUFFIXES = frozenset({".yaml", ".yml"})
-"""How such a file's name ends; the file that a driver writes for its own engine is JSON."""
 
 _SHARED = ("kafka", "topics", "points")
 
@@ -154,3 +151,25 @@ def server_config(path: Path) -> ServerConfig:
             )
         kafka = connection(sections, os.environ.get("UNDERCURRENT_BOOTSTRAP_SERVERS") or None)
         return ServerConfig(path=path, kafka=kafka, plan=topic_plan(sections, path.parent), points=points, own=own)
+
+
+def server_capture(path: Path) -> CaptureSettings:
+    """Return how the workers of a bare server capture.
+
+    Args:
+        path: of its file.
+
+    Raises:
+        ConfigError: naming the file, the key and what is wrong with it.
+        SpecError: the points cannot be read, or a pipeline cannot honour them.
+    """
+    config = server_config(path)
+    capture = config.own.capture
+    return CaptureSettings(
+        ring="",
+        points=tuple(config.points),
+        max_tap_bytes=capture.max_tap_mib << 20,
+        block_timeout_s=capture.block_timeout_s,
+        check_plans=capture.check_plans,
+        server=config,
+    )

@@ -10,13 +10,19 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from undercurrent.errors import CaptureError, SpecError
 from undercurrent.spec import ExtractionPoint, ProbeSpec, parse_dict, probe_spec_to_dict
 
+if TYPE_CHECKING:
+    from undercurrent.adapters.vllm.server_settings import ServerConfig
+
 CONFIG_KEY = "undercurrent"
 """Key of ours in `additional_config`, and of an order in a request's `extra_args`."""
+
+SERVER_SUFFIXES = frozenset({".yaml", ".yml"})
+"""How the name of a bare server's file ends; the file that a driver writes for its own engine is JSON."""
 
 DEFAULT_MAX_TAP_BYTES = 1 << 30
 
@@ -34,6 +40,7 @@ class CaptureSettings:
         check_plans: verify the cached plan in every step; for tests.
         owner_pid: process with which the engine ends, 0 for none.
         open_points: points may be added while the engine runs.
+        server: the file of a bare server, whose worker makes its ring and its publisher itself.
     """
 
     ring: str
@@ -44,6 +51,7 @@ class CaptureSettings:
     owner_pid: int = 0
     open_points: bool = False
     more_rings: tuple[str, ...] = ()
+    server: ServerConfig | None = None
 
     def write(self, path: Path) -> None:
         """Write the settings file, readable by this user alone."""
@@ -64,9 +72,18 @@ class CaptureSettings:
     def read(cls, path: Path) -> CaptureSettings:
         """Return what a settings file says.
 
+        Args:
+            path: of the JSON that a driver writes for its own engine, or of the YAML of a bare server.
+
         Raises:
             CaptureError: it cannot be read.
+            ConfigError: a server's file has a mistake, by its key.
         """
+        if path.suffix in SERVER_SUFFIXES:
+            # Here, because it reads what this module defines, and a driver's worker needs none of it.
+            from undercurrent.adapters.vllm.server_settings import server_capture
+
+            return server_capture(path)
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             points = tuple(parse_dict(values.pop("spec")).extraction_points)
@@ -104,10 +121,10 @@ def settings_of(additional: object) -> CaptureSettings | None:
     if not isinstance(additional, Mapping) or CONFIG_KEY not in additional:
         return None
     ours = additional[CONFIG_KEY]
-    if not isinstance(ours, Mapping) or set(ours) != {"taps", "settings"}:
-        raise CaptureError(f"additional_config[{CONFIG_KEY!r}] needs exactly `taps` and `settings`")
+    if not isinstance(ours, Mapping) or "settings" not in ours or not ours.keys() <= {"taps", "settings"}:
+        raise CaptureError(f"additional_config[{CONFIG_KEY!r}] needs `settings`, the path of a file, and nothing else")
     settings = CaptureSettings.read(Path(str(ours["settings"])))
-    if ours["taps"] != tap_set(settings.points):
+    if "taps" in ours and ours["taps"] != tap_set(settings.points):
         raise CaptureError(
             "additional_config names other taps than the settings file: the compile cache would mix them"
         )

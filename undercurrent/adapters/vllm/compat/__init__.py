@@ -21,6 +21,7 @@ from undercurrent.adapters.vllm.compat.config import (
 from undercurrent.adapters.vllm.compat.parts import parts_of, row_shapes
 from undercurrent.adapters.vllm.compat.requests import finished_ids, lora_of, order_of
 from undercurrent.adapters.vllm.compat.runner import Runner
+from undercurrent.adapters.vllm.compat.server import check_server, engine_place, served_model
 from undercurrent.adapters.vllm.compat.v1 import RunnerV1
 from undercurrent.adapters.vllm.compat.worker import install, keep_runtime, runtime_of, watch_weights
 
@@ -28,9 +29,11 @@ __all__ = [
     "Runner",
     "RunnerV1",
     "capture_points",
+    "check_server",
     "check_supported",
     "child_id",
     "close_client",
+    "engine_place",
     "finished_ids",
     "install",
     "keep_runtime",
@@ -44,6 +47,7 @@ __all__ = [
     "runner_for",
     "runtime_of",
     "seeds_stop_the_engine",
+    "served_model",
     "watch_weights",
     "whole_group",
 ]

@@ -66,6 +66,12 @@ def engine_place(worker: Any) -> str:  # noqa: ANN401 - a vLLM worker
     return place
 
 
+def served_model(worker: Any) -> tuple[str, str]:  # noqa: ANN401 - a vLLM worker
+    """Return how a server calls its model, and the folder or the name that it was loaded from."""
+    model = worker.vllm_config.model_config
+    return str(model.served_model_name), str(model.model)
+
+
 def plugin_is_loaded() -> bool:
     """Whether this process loaded our plugin; `VLLM_PLUGINS` may leave it out, here as in the workers."""
     return bool(getattr(gpu_worker.Worker.load_model, "_undercurrent_installed", False))

@@ -1,0 +1,158 @@
+"""The publisher process of a bare vLLM server's worker: it announces the engine and publishes what the ring holds.
+
+    python -m engine_worker.sidecar REPORT_FD     # what it is told, one JSON line, comes on standard input
+
+It says one thing to the worker, as a JSON line: `{"ready": true}`, or `{"error": "..."}` before it ends. When the
+worker ends, however it does, it drains the ring, ends the streams that are still open as lost, and ends too.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from engine_worker.announcing import announce_and_wait
+from engine_worker.publisher import PublisherLoop, PublisherSettings, Report
+from engine_worker.publisher_reports import count_report
+from engine_worker.publisher_streams import Identity
+from engine_worker.publishing import publisher_settings
+from undercurrent.adapters.fingerprint import model_fingerprint
+from undercurrent.adapters.vllm.server_settings import ServerConfig, server_config
+from undercurrent.adapters.vllm.sidecar import SidecarStart
+from undercurrent.capture.ring import Ring
+from undercurrent.errors import ProbingError
+from undercurrent.kafka.admin import TopicAdmin
+from undercurrent.kafka.bulk import BulkPublisher
+from undercurrent.kafka.publisher import Publisher
+from undercurrent.kafka.settings import KafkaSettings
+from undercurrent.pipeline import reachable
+from undercurrent.service.health import HealthServer
+from undercurrent.service.logging import setup_logging
+from undercurrent.service.metrics import PublisherMetrics
+from undercurrent.topics import TopicPlan
+
+logger = logging.getLogger(__name__)
+
+_END_S = 30.0
+
+
+def main() -> int:
+    """Run until the worker ends; return the exit status."""
+    # A terminal and a service manager signal the whole group: the worker's end says when.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    report_fd = int(sys.argv[1])
+    start = SidecarStart.from_json(sys.stdin.buffer.readline().decode())
+    os.sched_setaffinity(0, start.cpus)
+    try:
+        _publish(start, lambda: _say(report_fd, {"ready": True}))
+    except ProbingError as exc:
+        logger.error("the publisher ends: %s", exc)
+        _say(report_fd, {"error": str(exc)})
+        return 1
+    return 0
+
+
+def _publish(start: SidecarStart, ready: Callable[[], None]) -> None:
+    config = server_config(Path(start.settings))
+    setup_logging(config.own.logging.format, config.own.logging.level, service="publisher")
+    stopping = owner_watch(start.owner_pid)
+    kafka = reachable(config.kafka)
+    TopicAdmin(kafka).check_partitions([topic for topic in config.plan.topics() if topic.name in needed(config.plan)])
+    settings = _settings(config, start)
+    metrics = PublisherMetrics(registry := CollectorRegistry(), config.points.names)
+    metrics.buffer_limit.set(settings.max_cycle_bytes)
+    ring = Ring.open(start.ring)
+    metrics.ring_limit.set(ring.capacity)
+
+    def hear(report: Report) -> None:
+        count_report(metrics, asdict(report))
+        metrics.ring_used.set(ring.stats().used_bytes)
+        if report.ready:
+            ready()
+
+    where = config.own.metrics
+    bulk = BulkPublisher(KafkaSettings.model_validate(settings.kafka), max_buffer_bytes=settings.max_cycle_bytes)
+    with HealthServer(registry, host=where.host, port=where.port):
+        loop = PublisherLoop(settings, ring.reader(), bulk, hear, stopping)
+        loop.run()
+        loop.end_streams("the engine has ended")
+    bulk.close()
+
+
+def needed(plan: TopicPlan) -> frozenset[str]:
+    """Return the topics that a bare server cannot do without."""
+    return frozenset({plan.control, plan.acks, *(plan.activations(point) for point in plan.points)})
+
+
+def _settings(config: ServerConfig, start: SidecarStart) -> PublisherSettings:
+    fingerprint = model_fingerprint(Path(start.folder)) if start.folder else ""
+    publisher = Publisher(config.kafka)
+    try:
+        incarnation = announce_and_wait(publisher, config.plan, start.engine)
+    finally:
+        publisher.close()
+    logger.info("engine %s, incarnation %d", start.engine, incarnation)
+    return publisher_settings(
+        config.kafka,
+        config.plan,
+        ring=start.ring,
+        identity=Identity(
+            engine=start.engine, incarnation=incarnation, model=start.model, model_fingerprint=fingerprint
+        ),
+        interval_ms=config.own.publisher.interval_ms,
+        max_cycle_mib=config.own.publisher.max_cycle_mib,
+        logging=config.own.logging,
+        late=start.late,
+    )
+
+
+def owner_watch(owner_pid: int) -> Callable[[float], bool]:
+    """Return what waits so many seconds and says whether the owner has ended, or has closed our standard input.
+
+    From then on this process has half a minute: without a broker it would never be done.
+
+    Args:
+        owner_pid: the process that the ring is written by.
+    """
+    try:
+        owner = os.pidfd_open(owner_pid)
+    except ProcessLookupError:
+        owner = None
+    watched = [sys.stdin.buffer, *([] if owner is None else [owner])]
+    timer = threading.Timer(_END_S, os._exit, (1,))
+    timer.daemon = True
+    begun = False
+
+    def stopping(timeout_s: float) -> bool:
+        nonlocal begun
+        readable, _, _ = select.select(watched, [], [], timeout_s)
+        ended = owner is None or bool(readable)
+        if ended and not begun:
+            begun = True
+            timer.start()
+        return ended
+
+    return stopping
+
+
+def _say(fd: int, word: dict[str, object]) -> None:
+    # The worker may be gone already.
+    try:
+        os.write(fd, json.dumps(word).encode() + b"\n")
+    except BrokenPipeError:
+        logger.warning("nobody hears that the publisher is %s", next(iter(word)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""What a worker of a bare server has that an engine worker's driver would bring: a ring, a publisher, and orders.
+
+The publisher is a process beside the worker, `python -m engine_worker.sidecar`. It reads the same file, announces the
+engine, and reads the ring; it drains it and ends when the worker does. When it dies by itself another takes its place:
+it announces a new incarnation, by which consumers know that the streams of the old one are lost. The engine serves on.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from undercurrent.adapters.vllm import compat
+from undercurrent.adapters.vllm.server_settings import ServerConfig
+from undercurrent.adapters.vllm.sidecar import Sidecar, SidecarStart
+from undercurrent.capture.ring import Ring
+from undercurrent.capture.server_orders import ServerOrders
+
+
+class ServerSide:
+    """See the module. Made before the model is loaded; the publisher comes up meanwhile.
+
+    Args:
+        config: the server's file.
+        worker: of vLLM.
+
+    Raises:
+        CaptureError: this server cannot be captured.
+    """
+
+    def __init__(self, config: ServerConfig, worker: Any) -> None:  # noqa: ANN401 - a vLLM worker
+        compat.check_server(worker, trusted=config.own.capture.trust_client_ids)
+        self.ring = Ring.create(config.own.publisher.ring_mib << 20)
+        self.orders = ServerOrders(config.rules)
+        name, folder = compat.served_model(worker)
+        self._ready_s = config.own.publisher.ready_s
+        self._sidecar = Sidecar(
+            SidecarStart(
+                settings=str(config.path.resolve()),
+                ring=self.ring.path,
+                engine=f"{config.own.engine.name}.{compat.engine_place(worker)}",
+                model=name,
+                folder=folder if Path(folder).is_dir() else "",
+                owner_pid=os.getpid(),
+                # Those of the process that started the worker: vLLM binds none of that one's threads.
+                cpus=tuple(sorted(os.sched_getaffinity(os.getppid()))),
+            )
+        )
+        self._sidecar.start()
+
+    def wait_ready(self) -> None:
+        """Wait until the publisher has announced itself.
+
+        Raises:
+            CaptureError: it says why it cannot, or does not get there in time.
+        """
+        self._sidecar.wait_ready(self._ready_s)
