@@ -17,7 +17,9 @@ else the id that they were answered with.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import re
 import time
 from collections.abc import Callable
@@ -64,6 +66,19 @@ class Taken:
     fault: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Named:
+    """How commands may call a request.
+
+    Args:
+        names: each with (attempt, index) of the streams that are called so, None for a name that no stream has.
+        order: takes the place of the client's order, None where that stays.
+    """
+
+    names: dict[str, tuple[int, int] | None]
+    order: str | None
+
+
 @dataclass(slots=True)
 class ServerOrders:
     """See the module.
@@ -88,7 +103,8 @@ class ServerOrders:
         """
         fault = ""
         try:
-            order = self._wanted(engine_id, raw)
+            own = name_of(engine_id) if self.rules.trusted else (safe_id(engine_id), 0)
+            order = self._wanted(raw, own)
             held = self._in_use.get((order.request_id, order.index))
             if held is None:
                 return self._taken(engine_id, order)
@@ -96,6 +112,28 @@ class ServerOrders:
         except CaptureError as exc:
             fault = str(exc)
         return Taken(self._taken(engine_id, self._order(safe_id(engine_id), ())).order, fault)
+
+    def name(self, engine_id: str, external_id: str, index: int, raw: object) -> Named:
+        """Return how commands may call a request, before it goes to the engine.
+
+        Where clients are trusted its attempt is numbered here, and written into the order that goes on: the worker that
+        captures it and the API server that stops it must mean the same.
+
+        Args:
+            engine_id: the engine's id of it.
+            external_id: the id that its client is answered with.
+            index: child of its request.
+            raw: the client's order, untrusted; None for none.
+        """
+        names: dict[str, tuple[int, int] | None] = {safe_id(external_id): None}
+        text = None
+        if self.rules.trusted:
+            # A worker that refuses the order, or knows the name in use, captures under the engine's own id.
+            with contextlib.suppress(CaptureError):
+                order = self._wanted(raw, (safe_id(external_id), index))
+                names[order.request_id] = (order.attempt, order.index)
+                text = _text_of(order)
+        return Named({**names, safe_id(engine_id): (1, 0)}, text)
 
     def close(self, engine_id: str) -> None:
         """Forget a request that has ended; an id that is not known is nothing."""
@@ -111,17 +149,16 @@ class ServerOrders:
             self._in_use.setdefault(name, engine_id)
         return Taken(order)
 
-    def _wanted(self, engine_id: str, raw: object) -> Order:
+    def _wanted(self, raw: object, own: tuple[str, int]) -> Order:
         rules = self.rules
         values = {} if raw is None else order_values(raw)
         allowed = _TRUSTED if rules.trusted else _ANYBODY
         if not values.keys() <= allowed:
             raise CaptureError(f"an order may have {', '.join(sorted(allowed))} here, and has something else")
-        name, index = name_of(engine_id) if rules.trusted else (safe_id(engine_id), 0)
         filled = {
-            "request_id": name,
+            "request_id": own[0],
             "attempt": self._next_attempt() if rules.trusted and "attempt" not in values else 1,
-            "index": index,
+            "index": own[1],
             "points": [],
             **values,
             "partition": 0,
@@ -145,6 +182,11 @@ class ServerOrders:
     def _next_attempt(self) -> int:
         self._attempt = max(self._attempt + 1, self.clock_us())
         return self._attempt
+
+
+def _text_of(order: Order) -> str:
+    values = {key: getattr(order, key) for key in sorted(_TRUSTED)}
+    return json.dumps({**values, "points": list(order.points)})
 
 
 def safe_id(engine_id: str) -> str:

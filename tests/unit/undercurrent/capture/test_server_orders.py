@@ -125,3 +125,26 @@ def test_children_of_one_request_are_no_collision():
     taken = [taking.take(f"{n}_cmpl-a-0-00000000", None) for n in range(3)]
     assert [t.order.index for t in taken] == [0, 1, 2]
     assert not any(t.fault for t in taken)
+
+
+def test_an_api_server_calls_a_request_by_the_engines_id_and_by_the_one_its_client_knows():
+    named = orders().name("0_cmpl-a-0-12345678", "cmpl-a-0", 0, json.dumps({"points": ["b"]}))
+    assert named.names == {"0_cmpl-a-0-12345678": (1, 0), "cmpl-a-0": None}
+    assert named.order is None
+
+
+@pytest.mark.parametrize("raw", [None, json.dumps({"request_id": "mine", "points": ["b"]}), json.dumps({"attempt": 9})])
+@pytest.mark.parametrize("index", [0, 2])
+def test_where_clients_are_trusted_the_worker_calls_a_request_as_its_api_server_does(raw, index):
+    named = orders(trusted=True, clock_us=lambda: 77).name(ENGINE_ID, "cmpl-mine-0", index, raw)
+    order = orders(trusted=True, clock_us=lambda: 99).take(ENGINE_ID, named.order).order
+    assert named.names[order.request_id] == (order.attempt, order.index)
+    assert named.names[ENGINE_ID] == (1, 0)
+    assert order.index == index
+
+
+@pytest.mark.parametrize("raw", BAD)
+def test_an_order_that_a_worker_will_refuse_is_left_as_it_is(raw):
+    named = orders(trusted=True).name(ENGINE_ID, "cmpl-mine-0", 0, raw)
+    taken = orders(trusted=True).take(ENGINE_ID, raw if named.order is None else named.order)
+    assert named.names[taken.order.request_id] == (taken.order.attempt, taken.order.index)

@@ -131,34 +131,27 @@ def _tell(listener: RequestsListener, request: Any, index: int) -> None:  # noqa
         request.sampling_params.extra_args = {**extra, CONFIG_KEY: order}
 
 
-def generated_tokens(llm: Any, engine_id: str) -> int | None:  # noqa: ANN401 - an AsyncLLM
-    """Return how many tokens of a request this API server has got, None when it has none or has ended.
+class ServedRequests:
+    """What can be asked and done with the requests of an API server; by vLLM's own ids.
 
     Args:
-        llm: the engine client.
-        engine_id: vLLM's own id.
+        llm: its engine client, an AsyncLLM.
     """
-    state = llm.output_processor.request_states.get(engine_id)
-    if state is None or state.detokenizer is None:
-        return None
-    return int(state.detokenizer.num_output_tokens())
 
+    def __init__(self, llm: Any) -> None:  # noqa: ANN401 - an AsyncLLM
+        self._llm = llm
 
-async def abort_request(llm: Any, engine_id: str) -> None:  # noqa: ANN401 - an AsyncLLM
-    """End a request: its client is answered at once, the engine stops in its next step.
+    def tokens_of(self, engine_id: str) -> int | None:
+        """Return how many tokens of a request have come, None when it does not run here."""
+        state = self._llm.output_processor.request_states.get(engine_id)
+        if state is None or state.detokenizer is None:
+            return None
+        return int(state.detokenizer.num_output_tokens())
 
-    Args:
-        llm: the engine client.
-        engine_id: vLLM's own id.
-    """
-    await llm.abort(engine_id, internal=True)
+    async def abort(self, engine_id: str) -> None:
+        """End a request: its client is answered at once, the engine stops in its next step."""
+        await self._llm.abort(engine_id, internal=True)
 
-
-async def abort_in_core(llm: Any, engine_id: str) -> None:  # noqa: ANN401 - an AsyncLLM
-    """Stop a request whose client was answered already, before the engine core had got it.
-
-    Args:
-        llm: the engine client.
-        engine_id: vLLM's own id.
-    """
-    await llm.engine_core.abort_requests_async([engine_id])
+    async def abort_in_core(self, engine_id: str) -> None:
+        """Stop a request whose client was answered before the engine core had got it."""
+        await self._llm.engine_core.abort_requests_async([engine_id])
