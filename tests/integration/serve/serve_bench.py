@@ -1,0 +1,214 @@
+"""A bare vLLM server with capture on topics of its own, asked by the official client."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import yaml
+
+from undercurrent.kafka.admin import TopicAdmin
+from undercurrent.kafka.settings import KafkaSettings
+from undercurrent.probes import LinearProbe
+from undercurrent.protocol.messages import ActivationBlock, ControlAck, StreamEnded, StreamStarted
+from undercurrent.service.processes import tied_command
+from undercurrent.testing.app_process import AppProcess
+from undercurrent.testing.brokers import free_port
+from undercurrent.testing.engine_bench import EngineBench
+from undercurrent.testing.waiting import wait_until
+
+WIDTH, LAYER = 64, 2
+MODEL = "tiny"
+START_S = 240
+HERE = Path(__file__).parent
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_LOGGING_LEVEL": "INFO",
+    "VLLM_NO_USAGE_STATS": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+class Server:
+    """A server process; it dies with the thread that started it.
+
+    Args:
+        command: what runs it, before its arguments.
+        arguments: of vLLM, but for the address.
+        log: gets what it prints.
+    """
+
+    def __init__(self, command: Sequence[str], arguments: Sequence[str], log: Path) -> None:
+        self.log = log
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(
+                tied_command([sys.executable, *command, *arguments, "--host", "127.0.0.1", "--port", str(self.port)]),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **ENVIRONMENT, "PYTHONPATH": path},
+            )
+
+    def wait_ready(self) -> Server:
+        def ready() -> bool:
+            assert self._process.poll() is None, f"the server has ended:\n{self.tail(120)}"
+            try:
+                return httpx.get(f"{self.url}/health", timeout=5.0).status_code == 200
+            except httpx.HTTPError:
+                return False
+
+        wait_until(ready, START_S, f"the server to be ready; its log: {self.log}", every_s=0.5)
+        return self
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def processes(self, word: str) -> list[psutil.Process]:
+        """Return the processes below it that have a word in their command line."""
+        found = []
+        for process in psutil.Process(self._process.pid).children(recursive=True):
+            try:
+                if any(word in part for part in process.cmdline()):
+                    found.append(process)
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+    def tail(self, lines: int = 60) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def terminate(self) -> int:
+        self._process.terminate()
+        return self._process.wait(60)
+
+    def close(self) -> None:
+        for process in [*psutil.Process(self._process.pid).children(recursive=True)] if self.running else []:
+            process.kill()
+        if self.running:
+            self._process.kill()
+            self._process.wait(30)
+
+
+class ServeBench(EngineBench):
+    """Topics for two points, `residual` and `mlp`, a server, and hosts that judge `mlp`.
+
+    Args:
+        settings: the connection.
+        folder: for files.
+        model: folder of the model.
+    """
+
+    def __init__(self, settings: KafkaSettings, folder: Path, model: Path) -> None:
+        super().__init__(settings, folder, partitions=2, layers=(LAYER,))
+        self.plan = dataclasses.replace(self.plan, points=("residual", "mlp"))
+        TopicAdmin(settings).apply(self.plan)
+        points = yaml.safe_load((folder / "points.yaml").read_text())
+        residual = points["extraction_points"][0]
+        points["extraction_points"].append({**residual, "name": "mlp", "tensor_type": "mlp_out"})
+        self._write_yaml("points.yaml", points)
+        self._model = model
+        self._hosts: list[AppProcess] = []
+        self.servers: list[Server] = []
+
+    def __exit__(self, *_: object) -> None:
+        for process in [*self._hosts, *self.servers]:
+            process.close()
+        super().__exit__()
+
+    def _shared(self) -> dict[str, Any]:
+        return {
+            "kafka": {"bootstrap_servers": self.settings.bootstrap_servers, **self.settings.options},
+            "topics": {
+                "prefix": self.plan.prefix,
+                "prompt_partitions": self.plan.prompt_partitions,
+                "activation_partitions": self.plan.activation_partitions,
+                "verdict_partitions": self.plan.verdict_partitions,
+            },
+            "points": "points.yaml",
+        }
+
+    def capture_file(self, **capture: Any) -> Path:
+        sections = {"engine": {"name": "chat-0"}, "capture": {"check_plans": True, **capture}}
+        return self._write_yaml("capture.yaml", {**self._shared(), **sections})
+
+    def serve(self, command: Sequence[str], capture: Path, *arguments: str) -> Server:
+        given = [
+            "--model", str(self._model), "--served-model-name", MODEL, "--dtype", "float32",
+            "--max-model-len", "4096", "--max-num-seqs", "16", "--max-num-batched-tokens", "64", "--block-size", "32",
+            "--enforce-eager", "--no-async-scheduling", "--no-enable-prefix-caching",
+            "--additional-config", json.dumps({"undercurrent": {"settings": str(capture)}}),
+            "--middleware", "engine_worker.middleware.ControlMiddleware",
+        ]  # fmt: skip
+        self.servers.append(Server(command, [*given, *arguments], self.folder / f"server-{len(self.servers)}.log"))
+        return self.servers[-1]
+
+    def start_host(self) -> AppProcess:
+        """Start a probe host that stops every stream of `mlp` at its first row."""
+        LinearProbe.from_arrays(
+            [0.0] * WIDTH, 0.0, layer=LAYER, tensor_type="mlp_out", threshold=-1.0, name="loud"
+        ).save(self.folder / "loud")
+        path = self._write_yaml(
+            "host.yaml",
+            {
+                **self._shared(),
+                "service": {"name": "probes"},
+                "from": "earliest",
+                "bindings": [{"name": "loud", "point": "mlp", "probe": "./loud", "mode": "abort"}],
+            },
+        )
+        self._hosts.append(AppProcess("probe_consumers", path, self.folder / "host.log"))
+        return self._hosts[-1]
+
+    def streams(self, point: str = "residual") -> dict[tuple[str, int, int], list[Any]]:
+        """Return the messages of each stream (request, attempt, index) of a point, in log order."""
+        found: dict[tuple[str, int, int], list[Any]] = {}
+        for _, message in self.messages(self.plan.activations(point)):
+            if isinstance(message, StreamStarted | ActivationBlock | StreamEnded):
+                found.setdefault((message.request_id, message.attempt, message.index), []).append(message)
+        return found
+
+    def stream(self, answer_id: str, point: str = "residual") -> list[Any]:
+        """Wait until the stream of an answered request has ended; return its messages."""
+
+        def ended() -> list[Any] | None:
+            for (request_id, _, _), messages in self.streams(point).items():
+                if request_id.startswith(answer_id) and isinstance(messages[-1], StreamEnded):
+                    return messages
+            return None
+
+        return self.wait(ended, f"the end of {answer_id} at {point}")
+
+    def acks_of(self, request_id: str) -> list[ControlAck]:
+        return [ack for acks in self.acks().values() for ack in acks if ack.request_id == request_id]
+
+    def logs(self) -> str:
+        return "\n".join(f"--- {process.log}\n{process.tail()}" for process in [*self.servers, *self._hosts])
+
+
+def client_of(server: Server) -> openai.OpenAI:
+    """Return a client with a connection of its own: the kernel then chooses an API server anew."""
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60.0)
+
+
+def complete(server: Server, prompt: str | list[int], **more: Any) -> Any:
+    values = {"model": MODEL, "temperature": 0, "max_tokens": 16, **more}
+    with client_of(server) as client:
+        return client.completions.create(prompt=prompt, **values)
+
+
+def ordered(**order: Any) -> dict[str, Any]:
+    return {"vllm_xargs": {"undercurrent": json.dumps(order)}}
