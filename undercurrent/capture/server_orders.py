@@ -34,6 +34,7 @@ _TRUSTED = frozenset({"points", "request_id", "attempt", "index", "tenant"})
 # The engine adds eight random digits to the id that the server has made, and puts the number of a child before it. The
 # server's own prefix is what a client's id cannot put after such a number.
 _ENGINE_ID = re.compile(r"(?:(?P<child>\d{1,6})_(?=cmpl-|chatcmpl-))?(?P<id>.+)-[0-9a-f]{8}", re.DOTALL)
+_COMPLETION_ID = re.compile(r"(?P<id>cmpl-.+)-\d+", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

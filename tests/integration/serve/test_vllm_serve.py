@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import signal
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +11,10 @@ import pytest
 pytest.importorskip("vllm")
 sys.path.insert(0, str(Path(__file__).parent))
 
-from serve_bench import HERE, LAYER, ServeBench, client_of, complete, ordered
+from serve_bench import HERE, LAYER, ServeBench, complete
 
-from undercurrent.codec import as_array, positions, token_ids
-from undercurrent.protocol.messages import AckOutcome, EndReason, EngineStarted, PublisherStarted
+from undercurrent.codec import as_array, positions
+from undercurrent.protocol.messages import EndReason
 from undercurrent.testing.tiny_models import build_tiny_model
 
 pytestmark = [pytest.mark.kafka, pytest.mark.vllm, pytest.mark.timeout(600)]

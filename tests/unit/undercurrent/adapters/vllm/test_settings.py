@@ -42,7 +42,7 @@ def test_what_cannot_be_read_is_refused(tmp_path):
         path.write_text(text)
         with pytest.raises(CaptureError, match="cannot read"):
             s.CaptureSettings.read(path)
-    with pytest.raises(CaptureError, match="exactly"):
+    with pytest.raises(CaptureError, match="nothing else"):
         s.settings_of({"undercurrent": {"taps": ""}})
     s.CaptureSettings(ring="r", points=(point(),)).write(path)
     other = s.additional_config((point(layers=(1,)),), path)
