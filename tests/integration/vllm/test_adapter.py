@@ -182,7 +182,7 @@ def test_bad_parameters_end_one_request_alone(adapter, router):
 @pytest.mark.parametrize(
     ("kwargs", "text"),
     [
-        ({"enforce_eager": False}, "torch.compile and CUDA graphs"),
+        ({"enforce_eager": False, "compilation_config": {"mode": 1}}, "STOCK_TORCH_COMPILE"),
         ({"tensor_parallel_size": 2}, "tensor parallelism"),
         ({"tensor_parallel_size": 2, "allow_unsupported_executor": True}, "tensor parallelism"),
     ],

@@ -40,7 +40,7 @@ def wait_until(done, deadline_s=30):
 @pytest.mark.parametrize(
     ("engine_args", "match"),
     [
-        ({"enforce_eager": False}, "torch.compile and CUDA graphs"),
+        ({"enforce_eager": False, "compilation_config": {"mode": 1}}, "STOCK_TORCH_COMPILE"),
         ({"tensor_parallel_size": 2}, "tensor parallelism"),
         ({"pipeline_parallel_size": 2}, "pipeline parallelism"),
         (

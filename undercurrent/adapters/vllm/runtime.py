@@ -16,41 +16,37 @@ from typing import Any
 from vllm.config import VllmConfig
 
 from undercurrent.adapters.vllm import compat
+from undercurrent.adapters.vllm.checked_taps import CheckedTaps
 from undercurrent.adapters.vllm.orphan import end_with
-from undercurrent.adapters.vllm.selfcheck import self_check
 from undercurrent.adapters.vllm.server import ServerSide
-from undercurrent.adapters.vllm.settings import CONFIG_KEY, CaptureSettings, settings_of
-from undercurrent.adapters.vllm.tap import TapSet
+from undercurrent.adapters.vllm.settings import CONFIG_KEY, CaptureSettings, graph_key, tap_set
 from undercurrent.adapters.vllm.version_check import check_vllm_version
-from undercurrent.capture.points import CapturePoint, Order, TapGroup, child_index, parse_order, tap_groups
+from undercurrent.capture.points import CapturePoint, Order, child_index, parse_order, tap_groups
 from undercurrent.capture.ring import Ring
 from undercurrent.capture.server_orders import ServerOrders, safe_id
 from undercurrent.capture.tracker import Tracker
 from undercurrent.errors import CaptureError, ProbingError
-from undercurrent.spec import ExtractionPoint, TensorType
+from undercurrent.spec import ExtractionPoint
 
 logger = logging.getLogger(__name__)
 
-_CHECKED_ROWS = 16
 
-
-def attach(worker: Any) -> Callable[[], None]:  # noqa: ANN401 - a vLLM worker
+def attach(worker: Any, settings: CaptureSettings) -> Callable[[], None]:  # noqa: ANN401 - a vLLM worker
     """Prepare capture on a worker whose model is not loaded yet; return what to call when it is.
 
     Args:
         worker: of vLLM.
+        settings: from the driver.
 
     Raises:
         CaptureError: this engine cannot capture; the reason is in the ring's note as well.
     """
-    settings = settings_of(worker.vllm_config.additional_config)
-    if settings is None:
-        raise CaptureError("this engine's additional_config does not ask for capture")
     if settings.owner_pid:
         end_with(settings.owner_pid)
     server = None if settings.server is None else ServerSide(settings.server, worker)
     ring = Ring.open(settings.ring) if server is None else server.ring
     with _Told(ring):
+        worker.vllm_config.additional_config = graph_key(worker.vllm_config.additional_config, tap_set(settings.points))
         check_vllm_version()
         compat.check_supported(worker.vllm_config, v2_runner=worker.use_v2_model_runner)
 
@@ -58,6 +54,7 @@ def attach(worker: Any) -> Callable[[], None]:  # noqa: ANN401 - a vLLM worker
         with _Told(ring):
             orders = None if server is None else server.orders
             capture = WorkerCapture(settings, ring, worker.vllm_config, compat.runner_for(worker), orders)
+            capture.taps.before_compiling()
             compat.keep_runtime(worker, capture)
             compat.watch_weights(worker, capture.on_weights)
         warm_up = worker.compile_or_warm_up_model
@@ -114,20 +111,15 @@ class WorkerCapture:
         runner: compat.Runner,
         orders: ServerOrders | None = None,
     ) -> None:
-        self._layers, self._width, self._dtype = compat.model_shape(config)
+        layers, width, dtype = compat.model_shape(config)
         points = compat.capture_points(config, settings.points)
         self._settings = settings
         self._config = config
         self._runner = runner
         self._orders = orders
         self._ring = ring
-        self._parts = compat.parts_of(runner.model, config)
-        self._device = next(runner.model.parameters()).device
-        self._taps = self._tap_set(tap_groups(points), runner.max_rows)
-        self._modes: dict[tuple[str, int], str] = {}
-        self._refused: dict[str, str] = {}
-        if self._device.type != "cpu":
-            logger.warning("rows are copied from %s at the end of each step; this path is not tuned", self._device)
+        self.taps = CheckedTaps(runner, config, tap_groups(points), settings.max_tap_bytes)
+        self._taps = self.taps.set
         writer = ring.writer()
         self._spent = writer.count_time
         self._tracker = Tracker(
@@ -142,16 +134,7 @@ class WorkerCapture:
         self._weights = 0
         self._armed = False
         self._dead = False
-        self.report: dict[str, Any] = {"layers": self._layers, "width": self._width, "dtype": self._dtype}
-
-    def _tap_set(self, groups: Sequence[TapGroup], max_rows: int) -> TapSet:
-        return TapSet(
-            groups,
-            self._parts,
-            max_rows=max_rows,
-            device=self._device,
-            max_tap_bytes=self._settings.max_tap_bytes,
-        )
+        self.report: dict[str, Any] = {"layers": layers, "width": width, "dtype": dtype}
 
     def start(self) -> None:
         """Check the taps on the running model, then begin to capture.
@@ -159,39 +142,16 @@ class WorkerCapture:
         Raises:
             CaptureError: the self-check failed.
         """
-        stream = self._check(self._taps)
-        if self._settings.open_points:
-            stream = self._check_everything()
+        self.taps.when_warm(everything=self._settings.open_points)
         self.report |= {
             "taps": len(self._taps.taps),
             "tap_bytes": self._taps.bytes,
-            "residual_stream": stream,
+            "residual_stream": self.taps.stream,
             "vllm": check_vllm_version(),
         }
         self._runner.wrap_steps(self._before, self._after, self._spent)
         self._ring.set_note(json.dumps(self.report))
         logger.info("capture is on: %s", self.report)
-
-    def _check(self, taps: TapSet) -> dict[str, str]:
-        rows = min(self._runner.max_rows, _CHECKED_ROWS)
-        return self_check(self._runner.dummy_run, taps, self._parts, self._runner.vocab_size, rows)
-
-    def _check_everything(self) -> dict[str, str]:
-        """Check a tap on every tensor that a later point may ask for; return what the residual stream is."""
-        stream: dict[str, str] = {}
-        for kind in TensorType:
-            try:
-                group = compat.whole_group(self._config, self._parts, kind)
-                taps = self._tap_set((group,), min(self._runner.max_rows, _CHECKED_ROWS))
-                try:
-                    stream |= self._check(taps)
-                finally:
-                    taps.remove()
-            except CaptureError as exc:
-                self._refused[kind.value] = str(exc)
-                continue
-            self._modes |= {(kind.value, tap.layer): tap.mode for tap in taps.taps}
-        return stream
 
     def set_points(self, points: Sequence[ExtractionPoint]) -> None:
         """Let requests order exactly these points; called between steps. Streams that are open keep theirs.
@@ -206,15 +166,13 @@ class WorkerCapture:
             raise CaptureError("capture has stopped in this worker; its log says why")
         captured = compat.capture_points(self._config, points)
         for point in captured:
-            if point.group.tensor_type in self._refused:
-                raise CaptureError(f"point {point.name!r}: {self._refused[point.group.tensor_type]}")
+            reason = self.taps.refused(point.group.tensor_type)
+            if reason:
+                raise CaptureError(f"point {point.name!r}: {reason}")
         known: dict[str, CapturePoint] = {p.name: p for p in (*captured, *self._tracker.used_points)}
-        taps = self._tap_set(tap_groups(tuple(known.values())), self._runner.max_rows)
-        for tap in taps.taps:
-            tap.mode = self._modes[tap.group.tensor_type, tap.layer]
+        taps = self.taps.prepare(tap_groups(tuple(known.values())))
         self._tracker.set_points(tuple(known.values()), taps.rows_as_bytes())
-        self._taps.remove()
-        taps.install()
+        self.taps.use(taps)
         self._taps = taps
         self._known = frozenset(point.name for point in captured)
 

@@ -1,7 +1,8 @@
 """What the driver tells the worker: a JSON file whose path stands in vLLM's `additional_config`.
 
-`additional_config` itself is hashed into vLLM's compile cache key and logged, so nothing stands there but the tap set,
-which changes the graph, and this file's path.
+`additional_config` itself is logged, and hashed into the key of vLLM's compile cache, so nothing stands there but the
+tap set, which changes the graph, and this file's path. A worker that has read the file takes the path out before the
+model is compiled: where the file lies and what else it says, such as the address of a broker, changes no key.
 """
 
 from __future__ import annotations
@@ -107,6 +108,17 @@ def additional_config(points: Sequence[ExtractionPoint], settings: Path) -> dict
         settings: path of the settings file.
     """
     return {CONFIG_KEY: {"taps": tap_set(points), "settings": str(settings)}}
+
+
+def graph_key(additional: object, taps: str) -> dict[str, Any]:
+    """Return an `additional_config` that says of capture only what is in the model's graph.
+
+    Args:
+        additional: vLLM's `additional_config`.
+        taps: everything about the taps that changes the graph.
+    """
+    others = additional if isinstance(additional, Mapping) else {}
+    return {**others, CONFIG_KEY: {"taps": taps}}
 
 
 def settings_of(additional: object) -> CaptureSettings | None:

@@ -199,6 +199,10 @@ class TapSet:
         stamp = int(self._stamp_array[tap.slot])
         return stamp & _STEP_MASK == step and stamp >> ROWS_SHIFT >= rows
 
+    def forget(self) -> None:
+        """Believe no row that was copied until now: the numbers of steps may begin anew."""
+        self._stamps.zero_()
+
     def install(self) -> None:
         """Wrap the modules; those that are wrapped already stay so below.
 

@@ -18,6 +18,7 @@ from undercurrent.adapters.vllm.compat.config import (
     seeds_stop_the_engine,
     whole_group,
 )
+from undercurrent.adapters.vllm.compat.graphs import graph_sizes, has_cuda_graphs, in_graph, uncompiled
 from undercurrent.adapters.vllm.compat.parts import parts_of, row_shapes
 from undercurrent.adapters.vllm.compat.requests import finished_ids, lora_of, order_of
 from undercurrent.adapters.vllm.compat.runner import Runner
@@ -35,6 +36,9 @@ __all__ = [
     "close_client",
     "engine_place",
     "finished_ids",
+    "graph_sizes",
+    "has_cuda_graphs",
+    "in_graph",
     "install",
     "keep_runtime",
     "lora_of",
@@ -48,6 +52,7 @@ __all__ = [
     "runtime_of",
     "seeds_stop_the_engine",
     "served_model",
+    "uncompiled",
     "watch_weights",
     "whole_group",
 ]

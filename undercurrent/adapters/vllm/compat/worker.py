@@ -11,6 +11,7 @@ from vllm.v1.worker import gpu_worker
 from undercurrent.adapters.vllm.settings import settings_of
 
 _INSTALLED = "_undercurrent_installed"
+_SETTINGS = "_undercurrent_settings"
 _RUNTIME = "_undercurrent_capture"
 _WEIGHT_CHANGES = ("reload_weights", "start_weight_update", "update_weights", "reset_weights", "checkpoint_restore")
 
@@ -24,11 +25,14 @@ def install() -> None:
 
     @functools.wraps(original)
     def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - vLLM's own signature
-        if settings_of(self.vllm_config.additional_config) is None:
+        # What was read once is kept: it is not in the configuration any more.
+        settings = getattr(self, _SETTINGS, None) or settings_of(self.vllm_config.additional_config)
+        if settings is None:
             return original(self, *args, **kwargs)
         from undercurrent.adapters.vllm.runtime import attach
 
-        finish = attach(self)
+        setattr(self, _SETTINGS, settings)
+        finish = attach(self, settings)
         result = original(self, *args, **kwargs)
         finish()
         return result
