@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from vllm.config import CompilationMode, VllmConfig
 
 from undercurrent.adapters.model_map import ModelMap
+from undercurrent.adapters.vllm.compat.graphs import has_cuda_graphs
 from undercurrent.adapters.vllm.compat.parts import row_shapes, why_not
 from undercurrent.capture.points import SHAPED, CapturePoint, TapGroup
 from undercurrent.errors import CaptureError
@@ -23,9 +24,8 @@ def refusals(config: VllmConfig, *, v2_runner: bool) -> list[str]:
     model, parallel, scheduler = config.model_config, config.parallel_config, config.scheduler_config
     checks = {
         "the V2 model runner (set VLLM_USE_V2_MODEL_RUNNER=0)": v2_runner,
-        "torch.compile and CUDA graphs (set enforce_eager)": (
-            config.compilation_config.mode not in {None, CompilationMode.NONE} or not model.enforce_eager
-        ),
+        "compilation mode STOCK_TORCH_COMPILE": config.compilation_config.mode == CompilationMode.STOCK_TORCH_COMPILE,
+        "CUDA graphs, which no test has run (set enforce_eager)": has_cuda_graphs(config),
         "async_scheduling (set it to false)": bool(scheduler.async_scheduling),
         "speculative decoding": config.speculative_config is not None,
         "tensor parallelism": parallel.tensor_parallel_size > 1,
