@@ -93,6 +93,24 @@ def test_rows_equal_those_of_transformers(adapter, router, models):
         assert np.max(np.linalg.norm(got - wanted, axis=-1) / np.linalg.norm(wanted, axis=-1)) <= 1e-4
 
 
+def test_keys_and_values_come_in_their_shape(adapter, router, models):
+    from undercurrent.adapters.hf.oracle import HFOracle
+
+    prompt = "Some words to go on with, and a few more"
+    points = [a_point("kv", (0, 3), "*", "kv"), a_point("entering", (0,), "prompt[*]", "layer_input")]
+    _, results = run(adapter, router, "shaped", points, prompt)
+    rows = results["kv"].verdict
+    heads, size = 1, 32
+    assert {row.shape for *_, row in rows} == {(2, heads, size)}
+    truth = HFOracle(models["llama"])
+    ids = adapter.tokenizer.encode(prompt)
+    sequence = greedy(truth, ids, 7)
+    expected = truth.keys_values(sequence)[:, [0, 3]].reshape(-1, 2, heads, size)
+    assert np.max(np.abs(np.stack([row for *_, row in rows]) - expected)) <= 1e-4
+    entering = np.stack([row for *_, row in results["entering"].verdict])
+    assert np.allclose(entering, truth.activations(ids)["layer_input"][:, 0], atol=1e-5)
+
+
 def greedy(oracle, ids, count):
     import torch
 
