@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from undercurrent.adapters.model_map import ModelMap
 
@@ -31,9 +33,10 @@ class HFOracle:
     """
 
     def __init__(self, folder: Path, dtype: str = "float32") -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), attn_implementation="eager"
-        )
+        kind = AutoModelForCausalLM
+        if type(AutoConfig.from_pretrained(folder)) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            kind = AutoModelForImageTextToText
+        self._model = kind.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation="eager")
         self._model.eval()
         text = self._model.config.get_text_config(decoder=True)
         self._layers = text.num_hidden_layers
@@ -42,14 +45,15 @@ class HFOracle:
     def activations(self, token_ids: Sequence[int]) -> dict[str, Float32]:
         """Return every tensor type for one sequence, float32 [tokens, layers, width]; `final_norm` has one layer.
 
+        Values are NaN where a layer has no such part, such as the attention of a state-space layer.
+
         Args:
             token_ids: the sequence.
         """
         seen: dict[tuple[str, int], Float32] = {}
-        wanted = [(tensor_type, layer) for tensor_type in _OF_LAYERS for layer in range(self._layers)]
         handles = [
-            self._parts.module(tensor_type, layer).register_forward_hook(_keep(seen, tensor_type, layer))
-            for tensor_type, layer in (*wanted, ("final_norm", 0))
+            module.register_forward_hook(_keep(seen, tensor_type, layer))
+            for (tensor_type, layer), module in self._modules().items()
         ]
         handles += [
             block.register_forward_pre_hook(_keep_input(seen, layer), with_kwargs=True)
@@ -61,9 +65,18 @@ class HFOracle:
         finally:
             for handle in handles:
                 handle.remove()
-        out = {t: np.stack([seen[t, n] for n in range(self._layers)], axis=1) for t in _OF_LAYERS}
+        none = np.full_like(seen["residual_stream", 0], np.nan)
+        out = {t: np.stack([seen.get((t, n), none) for n in range(self._layers)], axis=1) for t in _OF_LAYERS}
         entering = np.stack([seen["layer_input", n] for n in range(self._layers)], axis=1)
         return out | {"final_norm": seen["final_norm", 0][:, None, :], "layer_input": entering}
+
+    def _modules(self) -> dict[tuple[str, int], nn.Module]:
+        found = {("final_norm", 0): self._parts.final_norm}
+        for layer, block in enumerate(self._parts.layers):
+            parts = {"attn_out": self._parts.attention(layer), "mlp_out": self._parts.mlp(layer)}
+            of_layer = {"residual_stream": block, **parts}
+            found |= {(name, layer): module for name, module in of_layer.items() if module is not None}
+        return found
 
     def keys_values(self, token_ids: Sequence[int]) -> Float32:
         """Return what each layer adds to its cache, float32 [tokens, layers, 2, kv_heads, head_dim].

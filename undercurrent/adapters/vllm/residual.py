@@ -88,15 +88,13 @@ class _Undecided(Exception):  # noqa: N818 - no error yet: it becomes one if thi
     """Why a layer's stream cannot be told."""
 
 
-def _mode(given: _Inputs, output: Any, follower: nn.Module, inputs: _Inputs, outcome: Any) -> str:  # noqa: ANN401
+def _mode(given: _Inputs, output: Any, follower: _Follower) -> str:  # noqa: ANN401 - any layer's output
     """Return what of a layer's output its follower reads.
 
     Args:
         given: what the layer was called with.
         output: of the layer.
         follower: what ran next.
-        inputs: it was called with.
-        outcome: what it returned.
 
     Raises:
         _Undecided: that is none of the known ways.
@@ -105,7 +103,7 @@ def _mode(given: _Inputs, output: Any, follower: nn.Module, inputs: _Inputs, out
     for tensor in (first, rest):
         if tensor is not None and not torch.isfinite(tensor).all():
             raise _Undecided("what it returned is not finite in a run without a KV cache")
-    trial = _Trial(follower, inputs, outcome, _SAME.get(first.dtype, 1e-4))
+    inputs, trial = follower.inputs, _Trial(follower, _SAME.get(first.dtype, 1e-4))
     alone = FIRST if isinstance(output, tuple) else WHOLE
     in_first, in_rest = inputs.holding(first), inputs.holding(rest)
     # Some models add the pair up between their layers.
@@ -197,19 +195,39 @@ class _Inputs:
         return module.forward(*args, **{name: clone(changes.get(name, value)) for name, value in self.kwargs.items()})
 
 
+@dataclass(frozen=True, slots=True)
+class _Follower:
+    """The call that read a layer's output.
+
+    Args:
+        module: that was called.
+        inputs: it was given.
+        outcome: it returned.
+        ends: it is the final norm: what it hands on beside its result is read by nobody.
+    """
+
+    module: nn.Module
+    inputs: _Inputs
+    outcome: Any
+    ends: bool
+
+    def results(self, outcome: Any) -> list[torch.Tensor]:  # noqa: ANN401 - any module's output
+        """Return the tensors of an outcome that matter."""
+        found = list(_tensors(outcome))
+        return found[:1] if self.ends else found
+
+
 class _Trial:
     """Calls of one follower on changed inputs, each compared with what it computed on the real ones.
 
     Args:
-        follower: see `_mode`.
-        inputs: the same.
-        outcome: the same.
+        follower: to call.
         tolerance: largest change that is rounding.
     """
 
-    def __init__(self, follower: nn.Module, inputs: _Inputs, outcome: Any, tolerance: float) -> None:  # noqa: ANN401
-        self._follower, self._inputs, self._tolerance = follower, inputs, tolerance
-        self._outcome = list(_tensors(outcome))
+    def __init__(self, follower: _Follower, tolerance: float) -> None:
+        self._follower, self._tolerance = follower, tolerance
+        self._outcome = follower.results(follower.outcome)
         self._changes: list[float] = []
 
     @property
@@ -237,7 +255,7 @@ class _Trial:
     def _change(self, changes: Mapping[frozenset[int | str], torch.Tensor]) -> float:
         each = {place: tensor for places, tensor in changes.items() for place in places}
         try:
-            computed = list(_tensors(self._inputs.call(self._follower, each)))
+            computed = self._follower.results(self._follower.inputs.call(self._follower.module, each))
         # It is anybody's code, called in a way that it may not expect.
         except Exception as exc:
             raise _Undecided(f"what follows it cannot be called again: {exc}") from exc
@@ -359,9 +377,9 @@ class _Watch:
             return None
         # The run goes on with a copy: another call may use the same memory for its result.
         kept = clone(outcome)
-        given, inputs = self._given[layer], self._given[layer + 1]
+        follower = _Follower(module, self._given[layer + 1], kept, ends=module is self._parts.final_norm)
         try:
-            self.modes[layer] = _mode(given, self.outputs[layer], module, inputs, kept)
+            self.modes[layer] = _mode(self._given[layer], self.outputs[layer], follower)
         except _Undecided as exc:
             self.errors[layer] = str(exc)
         return kept

@@ -28,6 +28,13 @@ class Norm(nn.Module):
         return normed if residual is None else (normed, residual)
 
 
+class HandingOn(Norm):
+    """Hands on the r that it is given, unread."""
+
+    def forward(self, x, residual=None):
+        return super().forward(x), residual
+
+
 class Attention(nn.Module):
     """Without a cache its output is whatever the memory held."""
 
@@ -83,6 +90,14 @@ class Whole(Layer):
         return stream + out
 
 
+class Idle(Layer):
+    """Hands an r on that it does not read, for whoever reads it later."""
+
+    def forward(self, h, r):
+        stream, out = self.block(h)
+        return stream + out, stream if r is None else r
+
+
 class Scaled(Layer):
     """The stream is neither h nor h + r."""
 
@@ -131,6 +146,8 @@ class Model(nn.Module):
             out = layer(h, r)
             h, r = (out, None) if isinstance(out, torch.Tensor) else out
             h, r = self.between(h, r)
+        if isinstance(self.norm, HandingOn):
+            return self.norm(h, r)[0]
         return self.norm(h, r)[0] if isinstance(self.layers[-1], Fused) else self.norm(h)
 
 
@@ -145,6 +162,17 @@ def decision(model, layers=range(LAYERS)):
 )
 def test_every_honest_way_to_return_the_stream_is_told(kind, mode, dtype):
     assert decision(Model(*[kind] * LAYERS, dtype=dtype)) == dict.fromkeys(range(LAYERS), mode)
+
+
+def test_what_the_final_norm_hands_on_beside_its_result_is_not_read():
+    model = Model(*[Summed] * LAYERS)
+    model.norm = HandingOn()
+    assert set(decision(model).values()) == {"h"}
+
+
+def test_what_a_layer_hands_on_may_be_read_later_so_it_is_refused():
+    with pytest.raises(CaptureError, match=r"layer 0 \(Idle\): cannot tell which"):
+        decision(Model(*[Idle] * LAYERS))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
