@@ -105,6 +105,7 @@ def build_engine(config: WorkerConfig, rings: Sequence[Ring]) -> Engine:
             ring=ring,
             more_rings=rings[1:],
             nice=section.nice,
+            allow_untested=section.allow_untested,
             **options,
         )
     except TypeError as exc:

@@ -56,6 +56,8 @@ class EngineSection(_Section):
         nice: niceness of vLLM's own processes, 0 to 19; by default 10 where the engine computes on the CPU, so that
             aborts and records get their time first, and 0 elsewhere. Other kinds have no such processes, and ignore it.
         max_tap_bytes: refuse to start when the tap buffers would need more.
+        allow_untested: start in a combination of runner, compile mode, schedule and parallel mode that no test has run,
+            too; what is known to be wrong is refused all the same.
         check_plans: verify the capture plan in every step; for tests.
     """
 
@@ -66,6 +68,7 @@ class EngineSection(_Section):
     args: dict[str, Any] = Field(default_factory=dict)
     nice: Annotated[int, Field(ge=0, le=19)] | None = None
     max_tap_bytes: Annotated[int, Field(gt=0)] | None = None
+    allow_untested: bool = False
     check_plans: bool = False
 
 

@@ -13,6 +13,7 @@ import sys
 import time
 from multiprocessing import resource_tracker
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -44,8 +45,8 @@ def wait_until(done, deadline_s=30):
         ({"tensor_parallel_size": 2}, "tensor parallelism"),
         ({"pipeline_parallel_size": 2}, "pipeline parallelism"),
         (
-            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
-            "speculative decoding",
+            {"speculative_config": {"method": "ngram_gpu", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
+            "speculative decoding by another method than ngram",
         ),
         ({"runner": "pooling"}, "pooling models"),
         ({"kv_sharing_fast_prefill": True}, "kv_sharing_fast_prefill"),
@@ -71,11 +72,18 @@ def test_what_a_cpu_never_configures_is_refused_by_name_too(models):
     try:
         config = harness.engine._config()
         compat.check_supported(config, v2_runner=False)
-        with pytest.raises(CaptureError, match="V2 model runner"):
-            compat.check_supported(config, v2_runner=True)
+        compat.check_supported(config, v2_runner=True)
         config.scheduler_config.async_scheduling = True
-        with pytest.raises(CaptureError, match="async_scheduling"):
+        compat.check_supported(config, v2_runner=False)
+        config.speculative_config = SimpleNamespace(method="ngram")
+        with pytest.raises(CaptureError, match="on the V2 model runner"):
+            compat.check_supported(config, v2_runner=True)
+        with pytest.raises(CaptureError, match="by another method than ngram"):
             compat.check_supported(config, v2_runner=False)
+        config.speculative_config = None
+        config.parallel_config.use_ubatching = True
+        with pytest.raises(CaptureError, match="micro-batching"):
+            compat.check_supported(config, v2_runner=True, allow_untested=True)
     finally:
         harness.close()
 

@@ -48,11 +48,12 @@ class VLLMEngineAdapter(EmbeddedAdapter):
             model_name_or_path: folder or name.
             allow_unsupported_executor: accepted for programs that pass it, without effect: tensor parallelism needs
                 no permission, and pipeline parallelism belongs to the engine worker.
-            allow_v2_model_runner: leave the choice of the model runner to vLLM; capture refuses the V2 runner.
+            allow_v2_model_runner: accepted for programs that pass it; vLLM chooses its model runner in any case.
             allow_request_id_randomization: accepted for programs that pass it; vLLM's ids are left as they are in any
                 case, since a request's order travels with it.
             **kwargs: fields of vLLM's AsyncEngineArgs, such as max_model_len; `nice` sets the niceness of vLLM's
-                processes, `max_tap_bytes` the most memory for capture buffers.
+                processes, `max_tap_bytes` the most memory for capture buffers, `v1_runner` chooses vLLM's V1 model
+                runner, and `allow_untested` starts in a combination of modes that no test has run.
 
         Raises:
             VLLMAdapterLimitationError: a model is loaded already, or vLLM is configured in a way that cannot be
@@ -66,7 +67,7 @@ class VLLMEngineAdapter(EmbeddedAdapter):
             raise ConfigError('load the model under `if __name__ == "__main__":`; vLLM imports this script once more')
         check_vllm_version()
         try:
-            super().load_model(model_name_or_path, v1_runner=not allow_v2_model_runner, **kwargs)
+            super().load_model(model_name_or_path, **kwargs)
         except VLLMAdapterLimitationError:
             raise
         except CaptureError as exc:
@@ -78,7 +79,11 @@ class VLLMEngineAdapter(EmbeddedAdapter):
                 "pipeline parallelism: each rank captures its own layers, and only probe hosts join them; "
                 "run an engine worker, or use tensor_parallel_size"
             )
-        ours = {name: kwargs.pop(name) for name in ("nice", "max_tap_bytes", "v1_runner") if name in kwargs}
+        ours = {
+            name: kwargs.pop(name)
+            for name in ("nice", "max_tap_bytes", "v1_runner", "allow_untested")
+            if name in kwargs
+        }
         return VLLMEngine(
             model, engine_args=kwargs, open_points=True, ring=ring, block_timeout_s=_BLOCK_TIMEOUT_S, **ours
         )

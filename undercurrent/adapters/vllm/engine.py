@@ -58,7 +58,8 @@ class VLLMEngine:
         block_timeout_s: how long a point with `overflow: block` waits for the ring's reader.
         check_plans: verify the capture plan in every step; for tests.
         served_name: how the model is called in `info`; `model` by default.
-        v1_runner: have vLLM use its V1 model runner unless the environment says otherwise.
+        v1_runner: have vLLM use its V1 model runner unless the environment says otherwise; else vLLM chooses.
+        allow_untested: start in a combination of modes that no test has run, too.
         nice: niceness of vLLM's own processes, so that aborts and records get their time first; by default 10 where
             the engine computes on the CPU, and 0 elsewhere.
     """
@@ -76,7 +77,8 @@ class VLLMEngine:
         block_timeout_s: float = 1.0,
         check_plans: bool = False,
         served_name: str | None = None,
-        v1_runner: bool = True,
+        v1_runner: bool = False,
+        allow_untested: bool = False,
         nice: int | None = None,
     ) -> None:
         self._captures = bool(points) or open_points
@@ -95,6 +97,7 @@ class VLLMEngine:
             "block_timeout_s": block_timeout_s,
             "check_plans": check_plans,
             "open_points": open_points,
+            "allow_untested": allow_untested,
         }
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._llm: AsyncLLM | None = None
@@ -134,7 +137,6 @@ class VLLMEngine:
         """
         version = check_vllm_version()
         if self._v1_runner:
-            # V2 is the default on GPUs and not supported yet; an explicit choice is refused, not overwritten.
             os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -202,7 +204,11 @@ class VLLMEngine:
         except ValueError as exc:
             raise ConfigError(f"vLLM refuses its arguments: {_reason(exc)}") from exc
         if self._captures:
-            compat.check_supported(config, v2_runner=config.use_v2_model_runner)
+            compat.check_supported(
+                config,
+                v2_runner=config.use_v2_model_runner,
+                allow_untested=bool(self._options["allow_untested"]),
+            )
             ranks = config.parallel_config.pipeline_parallel_size
             if ranks != 1 + len(self._more_rings):
                 raise CaptureError(

@@ -48,7 +48,9 @@ def attach(worker: Any, settings: CaptureSettings) -> Callable[[], None]:  # noq
     with _Told(ring):
         worker.vllm_config.additional_config = graph_key(worker.vllm_config.additional_config, tap_set(settings.points))
         check_vllm_version()
-        compat.check_supported(worker.vllm_config, v2_runner=worker.use_v2_model_runner)
+        compat.check_supported(
+            worker.vllm_config, v2_runner=worker.use_v2_model_runner, allow_untested=settings.allow_untested
+        )
 
     def finish() -> None:
         with _Told(ring):

@@ -42,6 +42,7 @@ class CaptureSettings:
         owner_pid: process with which the engine ends, 0 for none.
         open_points: points may be added while the engine runs.
         server: the file of a bare server, whose worker makes its ring and its publisher itself.
+        allow_untested: start in a combination of modes that no test has run, too.
     """
 
     ring: str
@@ -53,6 +54,7 @@ class CaptureSettings:
     open_points: bool = False
     more_rings: tuple[str, ...] = ()
     server: ServerConfig | None = None
+    allow_untested: bool = False
 
     def write(self, path: Path) -> None:
         """Write the settings file, readable by this user alone."""
@@ -65,6 +67,7 @@ class CaptureSettings:
             "owner_pid": self.owner_pid,
             "open_points": self.open_points,
             "more_rings": list(self.more_rings),
+            "allow_untested": self.allow_untested,
         }
         path.touch(mode=0o600)
         path.write_text(json.dumps(values, indent=1), encoding="utf-8")

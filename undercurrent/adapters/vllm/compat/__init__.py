@@ -13,8 +13,9 @@ from undercurrent.adapters.vllm.compat.client import child_id, close_client, qui
 from undercurrent.adapters.vllm.compat.config import (
     capture_points,
     check_supported,
+    combination_of,
+    features_of,
     model_shape,
-    refusals,
     seeds_stop_the_engine,
     whole_group,
 )
@@ -24,17 +25,21 @@ from undercurrent.adapters.vllm.compat.requests import finished_ids, lora_of, or
 from undercurrent.adapters.vllm.compat.runner import Runner
 from undercurrent.adapters.vllm.compat.server import check_server, engine_place, served_model
 from undercurrent.adapters.vllm.compat.v1 import RunnerV1
+from undercurrent.adapters.vllm.compat.v2 import RunnerV2
 from undercurrent.adapters.vllm.compat.worker import install, keep_runtime, runtime_of, watch_weights
 
 __all__ = [
     "Runner",
     "RunnerV1",
+    "RunnerV2",
     "capture_points",
     "check_server",
     "check_supported",
     "child_id",
     "close_client",
+    "combination_of",
     "engine_place",
+    "features_of",
     "finished_ids",
     "graph_sizes",
     "has_cuda_graphs",
@@ -46,7 +51,6 @@ __all__ = [
     "order_of",
     "parts_of",
     "quiet_before_shutdown",
-    "refusals",
     "row_shapes",
     "runner_for",
     "runtime_of",
@@ -67,4 +71,5 @@ def runner_for(worker: Any) -> Runner:  # noqa: ANN401 - a vLLM worker
     Raises:
         VLLMIntrospectionError: its model runner does not look like one that this adapter knows.
     """
-    return RunnerV1(worker.model_runner)
+    made = RunnerV2 if worker.use_v2_model_runner else RunnerV1
+    return made(worker.model_runner)

@@ -9,28 +9,58 @@ from vllm.config import CompilationMode, VllmConfig
 from undercurrent.adapters.model_map import ModelMap
 from undercurrent.adapters.vllm.compat.graphs import has_cuda_graphs
 from undercurrent.adapters.vllm.compat.parts import row_shapes, why_not
+from undercurrent.adapters.vllm.support import Combination, reasons_against
 from undercurrent.capture.points import SHAPED, CapturePoint, TapGroup
 from undercurrent.errors import CaptureError
 from undercurrent.spec import ExecutionMode, ExtractionPoint, TensorType, parse_position
 
+_COMPILE_MODES = {
+    None: "eager",
+    CompilationMode.NONE: "eager",
+    CompilationMode.STOCK_TORCH_COMPILE: "stock",
+    CompilationMode.DYNAMO_TRACE_ONCE: "dynamo",
+    CompilationMode.VLLM_COMPILE: "vllm",
+}
 
-def refusals(config: VllmConfig, *, v2_runner: bool) -> list[str]:
-    """Return what this configuration asks for that capture does not support yet, by name.
+
+def combination_of(config: VllmConfig, *, v2_runner: bool) -> Combination:
+    """Return how an engine runs.
 
     Args:
         config: of the engine.
-        v2_runner: whether the engine uses the V2 model runner.
+        v2_runner: whether it uses the V2 model runner.
     """
-    model, parallel, scheduler = config.model_config, config.parallel_config, config.scheduler_config
-    checks = {
-        "the V2 model runner (set VLLM_USE_V2_MODEL_RUNNER=0)": v2_runner,
-        "compilation mode STOCK_TORCH_COMPILE": config.compilation_config.mode == CompilationMode.STOCK_TORCH_COMPILE,
-        "CUDA graphs, which no test has run (set enforce_eager)": has_cuda_graphs(config),
-        "async_scheduling (set it to false)": bool(scheduler.async_scheduling),
-        "speculative decoding": config.speculative_config is not None,
-        "tensor parallelism": parallel.tensor_parallel_size > 1,
-        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
-        "data parallelism": parallel.data_parallel_size > 1,
+    parallel = config.parallel_config
+    sizes = {
+        "TP": parallel.tensor_parallel_size,
+        "PP": parallel.pipeline_parallel_size,
+        "DP": parallel.data_parallel_size,
+    }
+    return Combination(
+        runner="v2" if v2_runner else "v1",
+        compile=_compile_mode(config),
+        schedule=_schedule(config),
+        parallel="+".join(name for name, size in sizes.items() if size > 1) or "1",
+    )
+
+
+def _compile_mode(config: VllmConfig) -> str:
+    if has_cuda_graphs(config):
+        return "cudagraphs"
+    return _COMPILE_MODES[config.compilation_config.mode]
+
+
+def _schedule(config: VllmConfig) -> str:
+    if config.speculative_config is None:
+        return "async" if config.scheduler_config.async_scheduling else "sync"
+    plain = config.speculative_config.method == "ngram" and not config.scheduler_config.async_scheduling
+    return "ngram" if plain else "drafts"
+
+
+def features_of(config: VllmConfig) -> list[str]:
+    """Return what a configuration asks for beside its combination, by the names of the table of support."""
+    model, parallel = config.model_config, config.parallel_config
+    asked = {
         "prefill context parallelism": parallel.prefill_context_parallel_size > 1,
         "decode context parallelism": parallel.decode_context_parallel_size > 1,
         "micro-batching": parallel.use_ubatching,
@@ -44,16 +74,22 @@ def refusals(config: VllmConfig, *, v2_runner: bool) -> list[str]:
         "KV transfer": config.kv_transfer_config is not None,
         "encoder-cache transfer": config.ec_transfer_config is not None,
     }
-    return [name for name, asked in checks.items() if asked]
+    return [name for name, is_asked in asked.items() if is_asked]
 
 
-def check_supported(config: VllmConfig, *, v2_runner: bool) -> None:
-    """Refuse a configuration that capture does not support.
+def check_supported(config: VllmConfig, *, v2_runner: bool, allow_untested: bool = False) -> None:
+    """Refuse a configuration that capture does not support, or that no test has run.
+
+    Args:
+        config: of the engine.
+        v2_runner: whether it uses the V2 model runner.
+        allow_untested: let what no test has run be tried.
 
     Raises:
         CaptureError: it names every reason.
     """
-    reasons = refusals(config, v2_runner=v2_runner)
+    combination = combination_of(config, v2_runner=v2_runner)
+    reasons = reasons_against(combination, features_of(config), allow_untested=allow_untested)
     if reasons:
         raise CaptureError(f"activations cannot be captured yet with: {'; '.join(reasons)}")
 

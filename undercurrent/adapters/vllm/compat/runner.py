@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 
+from undercurrent.adapters.vllm.compat.steps import After, Before, Spent
 from undercurrent.capture.plan import Batch
 
 
@@ -29,9 +29,7 @@ class Runner(Protocol):
     def device_type(self) -> str:
         """Where the model runs, as torch calls it."""
 
-    def wrap_steps(
-        self, before: Callable[[Any], None], after: Callable[[Any], None], spent: Callable[[int], None]
-    ) -> None:
+    def wrap_steps(self, before: Before, after: After, spent: Spent) -> None:
         """Call `before` and `after` around every step; neither may raise.
 
         Args:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from undercurrent.adapters.vllm.compat.drafts import Ends, drafted, rows_kept
+from undercurrent.adapters.vllm.compat.steps import After, Before, Spent, around
 from undercurrent.adapters.vllm.introspection import check_introspection_compatible
 from undercurrent.capture.plan import Batch
 from undercurrent.errors import CaptureError, VLLMIntrospectionError
+
+_VALID_TOKENS = 3
+"""Where `_bookkeeping_sync` returns the tokens that came out, per slot."""
 
 
 class RunnerV1:
@@ -27,10 +32,13 @@ class RunnerV1:
     def __init__(self, runner: Any) -> None:  # noqa: ANN401 - vLLM's model runner
         self._runner = runner
         self._batch: Batch | None = None
+        self._speculates = getattr(runner, "speculative_config", None) is not None
+        self._sampled: tuple[Any, list[list[int]]] | None = None
         check_introspection_compatible(runner)
         arrays = (runner.query_start_loc.np, runner.input_ids.np, runner.input_batch.num_computed_tokens_cpu)
         self.max_rows: int = int(runner.max_num_tokens)
         self.vocab_size: int = int(runner.input_batch.vocab_size)
+        self._max_model_len = int(runner.max_model_len) if self._speculates else 0
         if any(not isinstance(a, np.ndarray) or a.dtype != np.int32 for a in arrays):
             raise VLLMIntrospectionError("the model runner's arrays are not int32")
 
@@ -44,30 +52,32 @@ class RunnerV1:
         """Where the model runs, as torch calls it."""
         return str(self._runner.device.type)
 
-    def wrap_steps(
-        self, before: Callable[[Any], None], after: Callable[[Any], None], spent: Callable[[int], None]
-    ) -> None:
-        """Call `before` and `after` around every step; neither may raise.
+    def wrap_steps(self, before: Before, after: After, spent: Spent) -> None:
+        """Call `before` and `after` around every step; neither may raise."""
+        runner = self._runner
+        if not self._speculates:
+            runner.execute_model = around(runner.execute_model, before, after, spent)
+            return
 
-        Args:
-            before: gets the scheduler's output before the batch is changed.
-            after: gets it when the forward pass has run and the batch still is this step's.
-            spent: gets the CPU time of this thread that both took, nanoseconds.
-        """
-        original = self._runner.execute_model
+        # Which rows are real is known when the tokens are sampled; the next drafts are made after that.
+        def ran(scheduler_output: Any) -> None:  # noqa: ANN401 - vLLM's SchedulerOutput
+            if runner.execute_model_state is None:
+                after(scheduler_output)
 
-        @functools.wraps(original)
-        def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        bookkeeping = runner._bookkeeping_sync  # noqa: SLF001 - compat is where private names are read
+
+        @functools.wraps(bookkeeping)
+        def sampled(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - vLLM's own signature
+            result = bookkeeping(scheduler_output, *args, **kwargs)
             began = time.thread_time_ns()
-            before(scheduler_output)
-            prepared = time.thread_time_ns()
-            result = original(scheduler_output, *args, **kwargs)
-            ran = time.thread_time_ns()
+            self._sampled = scheduler_output, result[_VALID_TOKENS]
             after(scheduler_output)
-            spent(time.thread_time_ns() - ran + prepared - began)
+            self._sampled = None
+            spent(time.thread_time_ns() - began)
             return result
 
-        self._runner.execute_model = execute_model
+        runner.execute_model = around(runner.execute_model, before, ran, spent)
+        runner._bookkeeping_sync = sampled  # noqa: SLF001
 
     def new_requests(self, scheduler_output: Any) -> list[Any]:  # noqa: ANN401 - vLLM's SchedulerOutput
         """Return the requests that are scheduled for the first time; one that was preempted is none of them."""
@@ -98,7 +108,31 @@ class RunnerV1:
         ):
             self._batch = batch = Batch(step, rows, ids, computed, starts, token_ids)
         batch.step, batch.rows, batch.engine_ids = step, rows, ids
+        batch.kept = self._rows_kept(batch) if self._speculates else None
         return batch
+
+    def _rows_kept(self, batch: Batch) -> npt.NDArray[np.int32] | None:
+        """Return how many rows of each slot are real, None where no slot had drafts.
+
+        Raises:
+            CaptureError: what was sampled does not fit the drafts.
+        """
+        if self._sampled is None:
+            raise CaptureError("a step with speculation was read before its tokens were sampled")
+        scheduler_output, sampled = self._sampled
+        drafts = drafted(scheduler_output)
+        count = len(batch.engine_ids)
+        if not drafts:
+            return None
+        if len(sampled) != count:
+            raise CaptureError(f"tokens of {len(sampled)} requests were sampled in a batch of {count}")
+        kept = np.diff(batch.starts[: count + 1])
+        for slot, name in enumerate(batch.engine_ids):
+            if name in drafts:
+                ends = Ends.of(self._runner.requests[name], self._max_model_len)
+                rows, computed = int(kept[slot]), int(batch.computed[slot])
+                kept[slot] = rows_kept(rows, len(drafts[name]), computed, sampled[slot], ends)
+        return kept
 
     def dummy_run(self, token_ids: np.ndarray) -> None:
         """Run the model's forward pass on some token ids, without requests and without a KV cache.

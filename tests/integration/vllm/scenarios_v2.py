@@ -1,0 +1,69 @@
+"""Engines with the V2 model runner; the folder v2_on_cpu must be on PYTHONPATH.
+
+A process of its own, because Triton and vLLM decide at their import what this machine can do.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from inprocess import Capturing
+from scenarios import Ahead, crowded, main, mixed, run, stopped
+
+ON_V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+CROWD = {"num_gpu_blocks_override": 9, "max_num_seqs": 4}
+
+
+def warmed(model: str, **engine_args: Any) -> dict[str, Any]:
+    """Have vLLM send its warm-up requests, as it does where kernels are compiled; then look before any request."""
+    from vllm import SamplingParams
+    from vllm.v1.worker.cpu_worker import CPUWorker
+    from vllm.v1.worker.gpu.warmup import run_mixed_prefill_decode_warmup, warmup_kernels
+
+    original = CPUWorker.compile_or_warm_up_model
+    sent: list[str] = []
+
+    def warm_up(self: Any) -> Any:
+        def execute_model(output: Any) -> Any:
+            for request in output.scheduled_new_reqs:
+                sent.append(request.req_id)
+                # The interpreter cannot run the kernels of top-k and top-p, nor the one of grammars below.
+                request.sampling_params = SamplingParams(temperature=0.0)
+            return self.execute_model(output)
+
+        def sample_tokens(_grammar: Any) -> Any:
+            return self.sample_tokens(None)
+
+        warmup_kernels(self.model_runner, execute_model, sample_tokens)
+        run_mixed_prefill_decode_warmup(self.model_runner, execute_model, sample_tokens, 20)
+        return original(self)
+
+    CPUWorker.compile_or_warm_up_model = warm_up
+    try:
+        with Capturing(model, environment=ON_V2, **engine_args) as engine:
+            stats = engine.ring.stats()
+            frames = list(engine.log._reader.read())
+            engine.log._reader.release()
+            idle = {"steps": stats.steps, "frames": len(frames), "faults": len(engine.log.faults), "sent": sent}
+            return {"idle": idle, "runs": engine.run(mixed()[:2]), "report": engine.ring.note}
+    finally:
+        CPUWorker.compile_or_warm_up_model = original
+
+
+def scenarios() -> dict[str, Any]:
+    on_v2 = partial(run, environment=ON_V2)
+    ahead = partial(on_v2, kind=Ahead)
+    return {
+        "mixed": lambda model: on_v2(model, mixed()),
+        "crowded": lambda model: on_v2(model, crowded(), **CROWD),
+        "stopped": lambda model: on_v2(model, stopped()),
+        "warmed": warmed,
+        "async mixed": lambda model: ahead(model, mixed()),
+        "async crowded": lambda model: ahead(model, crowded(), **CROWD),
+        "async stopped": lambda model: ahead(model, stopped()),
+    }
+
+
+if __name__ == "__main__":
+    main(scenarios())

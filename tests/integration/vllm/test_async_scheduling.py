@@ -1,0 +1,58 @@
+"""Asynchronous scheduling: the scheduler is one step ahead of what it knows, and the rows are right all the same."""
+
+from __future__ import annotations
+
+import pytest
+from parity import problems
+from scenarios import Ahead, crowded, mixed, stopped, watch
+
+from undercurrent.adapters.hf.oracle import HFOracle
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def oracle(models):
+    return HFOracle(models["llama"])
+
+
+@pytest.fixture(scope="module")
+def ahead(models):
+    with Ahead(models["llama"], num_gpu_blocks_override=9) as engine:
+        assert engine.engine.vllm_config.scheduler_config.async_scheduling
+        yield engine
+
+
+def check(runs, oracle):
+    for name, run in runs.items():
+        if run.streams:
+            assert problems(run.streams, run.sequence, len(run.prompt), oracle.activations(run.sequence)) == [], name
+        for stream in run.streams.values():
+            assert (stream.closed.reason, stream.losses) == ("finished", [])
+
+
+def test_rows_match_transformers(ahead, oracle):
+    runs = ahead.run(mixed())
+    assert sum(bool(run.streams) for run in runs.values()) == 5
+    check(runs, oracle)
+
+
+def test_preempted_requests_are_computed_again_and_emitted_once(ahead, oracle):
+    seen = watch(ahead)
+    runs = ahead.run(crowded(60))
+    assert seen["preempted"] > 0
+    check(runs, oracle)
+
+
+def test_a_request_that_stopped_runs_one_more_step_whose_row_is_its_last_token(ahead):
+    runs = ahead.run(stopped())
+    assert [runs[name].finish_reasons[0] for name in ("stop-token", "stop-token-too")] == ["stop", "stop"]
+    for name, run in runs.items():
+        stream = run.streams["residual"]
+        assert stream.closed.reason == "finished"
+        assert stream.positions == list(range(len(stream.positions)))
+        same = min(len(run.sequence), len(stream.positions))
+        assert stream.token_ids[:same] == run.sequence[:same]
+        if name.startswith("stop"):
+            # The step was under way when the last token came: this is that token's row, and none lies past it.
+            assert len(stream.positions) == len(run.sequence)

@@ -1,0 +1,124 @@
+"""The V2 model runner, for real, its kernels in Triton's interpreter: its rows are the rows of the same sequences."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from parity import problems
+from scenarios import found_by
+
+from undercurrent.adapters.hf.oracle import HFOracle
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+
+HERE = Path(__file__).parent
+SCHEDULES = ("", "async ")
+
+
+@pytest.fixture(scope="module")
+def found(models, tmp_path_factory):
+    """Everything that ran on V2, by scenario."""
+    environment = {"PYTHONPATH": str(HERE / "v2_on_cpu"), "UNDERCURRENT_V2_ON_CPU": "1"}
+    return found_by("scenarios_v2.py", models["llama"], tmp_path_factory.mktemp("v2"), environment)
+
+
+@pytest.fixture(scope="module")
+def oracle(models):
+    return HFOracle(models["llama"])
+
+
+def wrong(run, oracle):
+    return problems(run.streams, run.sequence, len(run.prompt), oracle.activations(run.sequence))
+
+
+def captured(scenario):
+    return {name: run for name, run in scenario["runs"].items() if run.streams}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("kind", ["mixed", "crowded"])
+def test_rows_on_v2_match_transformers(found, oracle, schedule, kind):
+    scenario = found[schedule + kind]
+    assert scenario["runner"] == "vllm.v1.worker.cpu.model_runner.CPUModelRunner"
+    assert (scenario["faults"], scenario["errors"]) == ([], 0)
+    runs = captured(scenario)
+    assert len(runs) == {"mixed": 5, "crowded": 4}[kind]
+    for name, run in runs.items():
+        assert wrong(run, oracle) == [], name
+        assert {s.closed.reason for s in run.streams.values()} == {"finished"}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_mixed_load_was_chunked_and_mixed(found, schedule):
+    by_step = {}
+    for name, run in captured(found[schedule + "mixed"]).items():
+        stream = run.streams["residual"]
+        for step, position in zip(stream.steps, stream.positions, strict=True):
+            by_step.setdefault(step, {}).setdefault(name, []).append(position < len(run.prompt))
+    assert any(len(rows) >= 3 for rows in by_step.values())
+    assert any({True, False} <= {flag for rows in step.values() for flag in rows} for step in by_step.values())
+    prefill = {step for step, rows in by_step.items() if True in rows.get("r3", ())}
+    assert len(prefill) > 1
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_preempted_request_comes_as_a_new_one_and_is_opened_once(found, oracle, schedule):
+    scenario = found[schedule + "crowded"]
+    seen = scenario["seen"]
+    assert seen["preempted"] > 0
+    assert seen["again"] > 0
+    assert seen["longer"] > 0
+    for run in captured(scenario).values():
+        assert run.streams["residual"].opened.prompt_len == len(run.prompt)
+        assert run.streams["residual"].positions == list(range(len(run.sequence) - 1))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_whatever_ends_a_request_no_row_lies_past_its_end(found, oracle, schedule):
+    runs = captured(found[schedule + "stopped"])
+    assert {name: run.finish_reasons.get(0) for name, run in runs.items()} == {
+        "stop-token": "stop",
+        "stop-token-too": "stop",
+        "aborted": None,
+        "one": "length",
+        "aborted-in-prefill": None,
+    }
+    for name, run in runs.items():
+        stream = run.streams["residual"]
+        tokens = len(run.sequence)
+        assert stream.positions == list(range(len(stream.positions)))
+        if name.startswith("aborted"):
+            # What the engine computed before it heard of the abort, of which the client may have seen less.
+            assert stream.positions
+        else:
+            # A step that was under way when the last token came may have computed that token's own row.
+            assert tokens - 1 <= len(stream.positions) <= tokens
+            assert schedule or len(stream.positions) == tokens - 1
+        same = min(tokens, len(stream.positions))
+        assert stream.token_ids[:same] == run.sequence[:same]
+        assert stream.closed.reason == "finished"
+
+
+def test_one_more_step_of_a_request_that_stopped_gives_the_row_of_its_last_token(found):
+    """Else the asynchronous schedule was never one step ahead, and the test above said little."""
+    runs = found["async stopped"]["runs"]
+    ahead = [n for n in ("stop-token", "stop-token-too") if _rows(runs[n]) == len(runs[n].sequence)]
+    assert ahead == ["stop-token", "stop-token-too"]
+
+
+def _rows(run):
+    return len(run.streams["residual"].positions)
+
+
+def test_an_idle_server_has_published_nothing(found, oracle):
+    """Warm-up requests come through the same door as real ones."""
+    warmed = found["warmed"]
+    sent = warmed["idle"].pop("sent")
+    assert any(name.startswith("_warmup_") for name in sent)
+    assert any(name.startswith("_v2_mixed_warmup_") for name in sent)
+    assert warmed["idle"] == {"steps": 0, "frames": 0, "faults": 0}
+    for run in warmed["runs"].values():
+        assert wrong(run, oracle) == []
+    assert json.loads(warmed["report"])["residual_stream"] == {"LlamaDecoderLayer": "h + r"}

@@ -1,0 +1,159 @@
+"""What capture supports, as a table: the engine asks it at start, the documentation is made from it.
+
+A combination of model runner, compile mode, schedule and parallel mode has `passed` a test, is `refused` since its rows
+would be wrong or cannot be told apart, or was `not run`. The first row that fits a combination speaks for it. What a
+configuration asks for beside these four is a feature, with a row of its own.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, fields
+
+ANY = "any"
+
+
+class Status(enum.StrEnum):
+    """What is known of something that an engine can be asked for."""
+
+    PASSED = "passed"
+    REFUSED = "refused"
+    NOT_RUN = "not run"
+
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """How an engine runs.
+
+    Args:
+        runner: `v1` or `v2`.
+        compile: `eager`; `dynamo`, as vLLM compiles on a CPU; `vllm`, split and cached as on a GPU; `cudagraphs`; or `stock`,
+            which is torch's own.
+        schedule: `sync`, `async`, `ngram`, or `drafts` for any other speculation.
+        parallel: `1`, or what is above one of `TP`, `PP`, `DP`, joined by `+`.
+    """
+
+    runner: str
+    compile: str
+    schedule: str
+    parallel: str
+
+    def __str__(self) -> str:
+        return f"runner {self.runner}, compile mode {self.compile}, schedule {self.schedule}, parallel {self.parallel}"
+
+    def fits(self, other: Combination) -> bool:
+        """Whether this one, in which a part may be `any`, stands for another."""
+        return all(getattr(self, f.name) in {ANY, getattr(other, f.name)} for f in fields(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of the table.
+
+    Args:
+        what: a combination, or the name of a feature.
+        status: what is known of it.
+        detail: the test that passed; the error that is raised; why it was not run.
+    """
+
+    what: Combination | str
+    status: Status
+    detail: str
+
+
+_TESTS = "tests/integration/vllm"
+
+
+def _row(runner: str, compile_mode: str, schedule: str, parallel: str, status: Status, detail: str) -> Row:
+    return Row(Combination(runner, compile_mode, schedule, parallel), status, detail)
+
+
+COMBINATIONS: tuple[Row, ...] = (
+    _row(
+        "v1",
+        "eager",
+        "sync",
+        "1",
+        Status.PASSED,
+        f"{_TESTS}/test_parity.py::test_eight_requests_at_once_match_transformers",
+    ),
+    _row(
+        "v1", "eager", "async", "1", Status.PASSED, f"{_TESTS}/test_async_scheduling.py::test_rows_match_transformers"
+    ),
+    _row("v1", "eager", "ngram", "1", Status.PASSED, f"{_TESTS}/test_speculation.py::test_rows_match_transformers"),
+    _row("v2", "eager", "sync", "1", Status.PASSED, f"{_TESTS}/test_runner_v2.py::test_rows_on_v2_match_transformers"),
+    _row("v2", "eager", "async", "1", Status.PASSED, f"{_TESTS}/test_runner_v2.py::test_rows_on_v2_match_transformers"),
+    _row("v2", ANY, "ngram", ANY, Status.REFUSED, "speculative decoding on the V2 model runner"),
+    _row("v2", ANY, "drafts", ANY, Status.REFUSED, "speculative decoding on the V2 model runner"),
+    _row(ANY, ANY, "drafts", ANY, Status.REFUSED, "speculative decoding by another method than ngram"),
+    _row(ANY, "stock", ANY, ANY, Status.REFUSED, "compilation mode STOCK_TORCH_COMPILE"),
+    _row(ANY, ANY, ANY, "TP", Status.REFUSED, "tensor parallelism"),
+    _row(ANY, ANY, ANY, "PP", Status.REFUSED, "pipeline parallelism"),
+    _row(ANY, ANY, ANY, "DP", Status.REFUSED, "data parallelism in one engine (run a worker of its own per replica)"),
+    _row(ANY, "cudagraphs", ANY, ANY, Status.NOT_RUN, "CUDA graphs need a GPU (set enforce_eager)"),
+    _row(ANY, ANY, ANY, ANY, Status.NOT_RUN, "no test runs it"),
+)
+"""The first row that fits a combination speaks for it."""
+
+FEATURES: tuple[Row, ...] = tuple(
+    Row(name, Status.REFUSED, name)
+    for name in (
+        "prefill context parallelism",
+        "decode context parallelism",
+        "micro-batching",
+        "sequence-parallel MoE",
+        "pooling models",
+        "encoder-decoder models",
+        "diffusion models",
+        "multimodal models",
+        "prompt embeddings",
+        "kv_sharing_fast_prefill",
+        "KV transfer",
+        "encoder-cache transfer",
+        "adaptive verification of drafts",
+    )
+)
+
+
+def find(combination: Combination) -> Row:
+    """Return the row that speaks for a combination."""
+    return next(row for row in COMBINATIONS if isinstance(row.what, Combination) and row.what.fits(combination))
+
+
+def reasons_against(combination: Combination, features: Collection[str], *, allow_untested: bool = False) -> list[str]:
+    """Return why an engine that runs so does not start with capture, empty where it does.
+
+    Args:
+        combination: how it runs.
+        features: what else it is asked for; those without a row are supported.
+        allow_untested: let what no test has run be tried.
+    """
+    rows = [find(combination), *(row for row in FEATURES if row.what in features)]
+    reasons = [row.detail for row in rows if row.status is Status.REFUSED]
+    if not allow_untested:
+        untested = [row for row in rows if row.status is Status.NOT_RUN]
+        reasons += [f"{combination if row.what not in features else row.what}: {row.detail}" for row in untested]
+    return reasons
+
+
+def render(rows: Iterable[Row] = (*COMBINATIONS, *FEATURES)) -> str:
+    """Return the table as Markdown: the combinations, then the features."""
+    rows = list(rows)
+    head = ("runner", "compile mode", "schedule", "parallel", "status", "test, error or reason")
+    told = [
+        (w.runner, w.compile, w.schedule, w.parallel, r.status, _cell(r))
+        for r in rows
+        if isinstance(w := r.what, Combination)
+    ]
+    named = [(r.what, r.status, _cell(r)) for r in rows if isinstance(r.what, str)]
+    return "\n\n".join((_table(head, told), _table(("asked for", "status", "test, error or reason"), named))) + "\n"
+
+
+def _cell(row: Row) -> str:
+    return row.detail if row.status is Status.NOT_RUN else f"`{row.detail}`"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
