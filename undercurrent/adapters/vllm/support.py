@@ -28,8 +28,8 @@ class Combination:
 
     Args:
         runner: `v1` or `v2`.
-        compile: `eager`; `dynamo`, as vLLM compiles on a CPU; `vllm`, split and cached as on a GPU; `cudagraphs`; or `stock`,
-            which is torch's own.
+        compile: `eager`; `dynamo`, as vLLM compiles on a CPU; `vllm`, split and cached as on a GPU; `cudagraphs`; or
+            `stock`, which is torch's own.
         schedule: `sync`, `async`, `ngram`, or `drafts` for any other speculation.
         parallel: `1`, or what is above one of `TP`, `PP`, `DP`, joined by `+`.
     """
@@ -63,6 +63,8 @@ class Row:
 
 
 _TESTS = "tests/integration/vllm"
+_MATCH = "test_rows_match_transformers"
+_EIGHT = "test_eight_requests_at_once_match_transformers"
 
 
 def _row(runner: str, compile_mode: str, schedule: str, parallel: str, status: Status, detail: str) -> Row:
@@ -70,18 +72,9 @@ def _row(runner: str, compile_mode: str, schedule: str, parallel: str, status: S
 
 
 COMBINATIONS: tuple[Row, ...] = (
-    _row(
-        "v1",
-        "eager",
-        "sync",
-        "1",
-        Status.PASSED,
-        f"{_TESTS}/test_parity.py::test_eight_requests_at_once_match_transformers",
-    ),
-    _row(
-        "v1", "eager", "async", "1", Status.PASSED, f"{_TESTS}/test_async_scheduling.py::test_rows_match_transformers"
-    ),
-    _row("v1", "eager", "ngram", "1", Status.PASSED, f"{_TESTS}/test_speculation.py::test_rows_match_transformers"),
+    _row("v1", "eager", "sync", "1", Status.PASSED, f"{_TESTS}/test_parity.py::{_EIGHT}"),
+    _row("v1", "eager", "async", "1", Status.PASSED, f"{_TESTS}/test_async_scheduling.py::{_MATCH}"),
+    _row("v1", "eager", "ngram", "1", Status.PASSED, f"{_TESTS}/test_speculation.py::{_MATCH}"),
     _row("v2", "eager", "sync", "1", Status.PASSED, f"{_TESTS}/test_runner_v2.py::test_rows_on_v2_match_transformers"),
     _row("v2", "eager", "async", "1", Status.PASSED, f"{_TESTS}/test_runner_v2.py::test_rows_on_v2_match_transformers"),
     _row("v2", ANY, "ngram", ANY, Status.REFUSED, "speculative decoding on the V2 model runner"),

@@ -6,13 +6,17 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
-pytest.importorskip("vllm")
-
 import torch
 
-from undercurrent.adapters.vllm.compat import RunnerV2
 from undercurrent.errors import CaptureError, VLLMIntrospectionError
+
+pytestmark = pytest.mark.vllm
+
+
+def reader_of(runner):
+    from undercurrent.adapters.vllm.compat import RunnerV2
+
+    return RunnerV2(runner)
 
 
 def a_runner(**changes):
@@ -47,7 +51,7 @@ def ran(runner, computed=(5, 0), tokens=4, **changes):
 
 def test_a_batch_is_what_the_step_had_without_its_padding():
     runner = a_runner()
-    reader = RunnerV2(runner)
+    reader = reader_of(runner)
     ran(runner)
     batch = reader.batch(3, 4)
     assert (batch.step, batch.rows, batch.engine_ids) == (3, 4, ["a", "b"])
@@ -59,14 +63,14 @@ def test_a_batch_is_what_the_step_had_without_its_padding():
 def test_positions_are_the_devices_where_the_host_knows_a_bound_alone():
     runner = a_runner(num_speculative_steps=2)
     ran(runner, computed=(7, 0))
-    assert RunnerV2(runner).batch(1, 4).computed[:2].tolist() == [5, 0]
+    assert reader_of(runner).batch(1, 4).computed[:2].tolist() == [5, 0]
 
 
 def test_host_and_device_that_contradict_each_other_are_refused():
     runner = a_runner()
     ran(runner, computed=(7, 0))
     with pytest.raises(CaptureError, match="disagree"):
-        RunnerV2(runner).batch(1, 4)
+        reader_of(runner).batch(1, 4)
 
 
 @pytest.mark.parametrize(
@@ -77,24 +81,24 @@ def test_a_batch_that_does_not_fit_its_step_is_refused(changes, match):
     runner = a_runner()
     ran(runner, **changes)
     with pytest.raises(CaptureError, match=match):
-        RunnerV2(runner).batch(1, 4)
+        reader_of(runner).batch(1, 4)
 
 
 def test_other_buffers_than_the_runners_are_refused():
     runner = a_runner()
     ran(runner, positions=torch.zeros(6, dtype=torch.int64))
     with pytest.raises(CaptureError, match="other token ids and positions"):
-        RunnerV2(runner).batch(1, 4)
+        reader_of(runner).batch(1, 4)
 
 
 def test_a_step_whose_batch_is_gone_is_refused():
     with pytest.raises(CaptureError, match="does not say what it ran"):
-        RunnerV2(a_runner()).batch(1, 4)
+        reader_of(a_runner()).batch(1, 4)
 
 
 def test_adaptive_verification_is_refused():
     with pytest.raises(CaptureError, match="adaptive verification"):
-        RunnerV2(a_runner(adaptive_verification=object()))
+        reader_of(a_runner(adaptive_verification=object()))
 
 
 def test_another_shape_of_runner_is_refused_by_name():
@@ -103,10 +107,10 @@ def test_another_shape_of_runner_is_refused_by_name():
     with pytest.raises(
         VLLMIntrospectionError, match=r"execute_model_state, input_buffers.input_ids, input_buffers.pos"
     ):
-        RunnerV2(runner)
+        reader_of(runner)
     runner = a_runner(input_buffers=SimpleNamespace(input_ids=torch.zeros(1), positions=torch.zeros(1)))
     with pytest.raises(VLLMIntrospectionError, match="not int32"):
-        RunnerV2(runner)
+        reader_of(runner)
 
 
 def output(*requests, finished=()):
@@ -119,7 +123,7 @@ def names(found):
 
 
 def test_a_preempted_request_is_new_once_and_its_id_may_come_again_when_it_has_ended():
-    reader = RunnerV2(a_runner())
+    reader = reader_of(a_runner())
     assert names(reader.new_requests(output(("a", 5), ("b", 7)))) == ["a", "b"]
     assert names(reader.new_requests(output(("a", 5), ("c", 5)))) == ["c"]
     assert names(reader.new_requests(output(("a", 5), finished=["a"]))) == ["a"]
@@ -128,7 +132,7 @@ def test_a_preempted_request_is_new_once_and_its_id_may_come_again_when_it_has_e
 
 
 def test_a_request_that_comes_again_with_another_prompt_is_new():
-    reader = RunnerV2(a_runner())
+    reader = reader_of(a_runner())
     reader.new_requests(output(("a", 5)))
     assert names(reader.new_requests(output(("a", 9)))) == ["a"]
 
@@ -137,7 +141,7 @@ def test_a_dummy_run_is_no_step():
     calls = []
     runner = a_runner()
     runner.execute_model = lambda output, tensors=None, dummy_run=False: calls.append(("ran", dummy_run))
-    reader = RunnerV2(runner)
+    reader = reader_of(runner)
     reader.wrap_steps(lambda _: calls.append("before"), lambda _: calls.append("after"), lambda ns: None)
     runner.execute_model("step")
     runner.execute_model("step", None, True)
