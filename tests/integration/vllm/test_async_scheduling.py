@@ -18,7 +18,7 @@ def oracle(models):
 
 @pytest.fixture(scope="module")
 def ahead(models):
-    with Ahead(models["llama"], num_gpu_blocks_override=9) as engine:
+    with Ahead(models["llama"], num_gpu_blocks_override=13) as engine:
         assert engine.engine.vllm_config.scheduler_config.async_scheduling
         yield engine
 
@@ -39,7 +39,7 @@ def test_rows_match_transformers(ahead, oracle):
 
 def test_preempted_requests_are_computed_again_and_emitted_once(ahead, oracle):
     seen = watch(ahead)
-    runs = ahead.run(crowded(60))
+    runs = ahead.run(crowded(80))
     assert seen["preempted"] > 0
     check(runs, oracle)
 

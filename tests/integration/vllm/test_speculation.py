@@ -71,7 +71,7 @@ def test_preempted_requests_are_computed_again_and_emitted_once(found, oracle):
 def test_structured_outputs_and_logprobs_go_on(found, oracle):
     guided = found["guided"]
     assert wrong(guided, oracle) == {}
-    assert guided["regex"].text[0].startswith("ababab")
+    assert 6 * "ab" + 20 * "c" in guided["regex"].text[0]
 
 
 def test_control_without_the_counts_rejected_rows_would_leave(found):
