@@ -29,6 +29,7 @@ from engine_worker.scan import Scan, scan
 from engine_worker.tail import LogTail
 from engine_worker.worker import EngineWorker, Parts
 from undercurrent.adapters.base import Engine
+from undercurrent.capture.lengths import LengthTable
 from undercurrent.capture.ring import Ring
 from undercurrent.cli.options import EngineKind
 from undercurrent.cli.running import EXIT_FAILED, exit_code
@@ -48,6 +49,7 @@ from undercurrent.service.health import HealthServer, Heartbeat
 from undercurrent.service.logging import LogFormat, setup_logging
 from undercurrent.service.metrics import EngineMetrics, PublisherMetrics
 from undercurrent.service.processes import StopRequest
+from undercurrent.spec import Overflow
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +70,11 @@ def rings_of(config: WorkerConfig) -> tuple[Ring, ...]:
     ranks = config.own.engine.args.get(PIPELINE_RANKS, 1) if config.own.engine.kind is EngineKind.VLLM else 1
     if not isinstance(ranks, int) or ranks < 1:
         raise ConfigError(f"engine.args.{PIPELINE_RANKS} is {ranks!r:.40}; accepted: a whole number from 1 on")
-    return tuple(Ring.create(config.own.publisher.ring_mib << 20) for _ in range(ranks))
+    section = config.own.publisher
+    # The lengths of requests stand in the first one.
+    return tuple(
+        Ring.create(section.ring_mib << 20, slots=1 if rank else section.request_slots) for rank in range(ranks)
+    )
 
 
 def build_engine(config: WorkerConfig, rings: Sequence[Ring]) -> Engine:
@@ -218,6 +224,8 @@ class Assembly:
             ),
             interval_ms=config.own.publisher.interval_ms,
             max_cycle_mib=config.own.publisher.max_cycle_mib,
+            max_held_mib=config.own.publisher.max_held_mib,
+            blocking=[point.name for point in config.points.extraction_points if point.overflow is Overflow.BLOCK],
             logging=config.own.logging,
         )
         publisher = PublisherProcess(post, worker)
@@ -250,7 +258,7 @@ class Assembly:
         verdicts = LogTail(self._hearts["verdicts"], self._verdict_reader, post, worker) if section.probes else None
         return Parts(
             core=core,
-            driver=EngineDriver(self._engine, worker),
+            driver=EngineDriver(self._engine, worker, LengthTable(self._rings[0].lengths) if self._rings else None),
             outbox=outbox,
             member=member,
             tail=LogTail(self._hearts["tail"], lambda: AssignedReader(kafka, lookup=self._lookup), post, worker),

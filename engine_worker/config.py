@@ -129,11 +129,15 @@ class PublisherSection(_Section):
         interval_ms: least time from one drain of the ring to the next: what an abort waits for at most.
         ring_mib: size of the ring, MiB.
         max_cycle_mib: most bytes of records in one cycle, MiB.
+        max_held_mib: most bytes of rows whose tokens this worker has not seen yet, MiB.
+        request_slots: children of requests that can be under way at once.
     """
 
     interval_ms: Annotated[float, Field(ge=0)] = 10.0
     ring_mib: Annotated[int, Field(gt=0)] = 64
     max_cycle_mib: Annotated[int, Field(gt=0)] = 32
+    max_held_mib: Annotated[int, Field(gt=0)] = 32
+    request_slots: Annotated[int, Field(gt=0, le=1 << 24)] = 65_536
 
 
 class WorkerSections(_Section):
@@ -211,12 +215,23 @@ def worker_config(
     if engine is not None:
         own = own.model_copy(update={"engine": own.engine.model_copy(update={"kind": engine})})
     own = own.model_copy(update={"engine": _with_model(own.engine, folder)})
+    _check_slots(own)
     path = sections.get("points")
     points = ProbeSpec(version=1, extraction_points=()) if path is None else load_yaml_file(folder / str(path))
     check_pipeline(points)
     return WorkerConfig(
         kafka=connection(sections, bootstrap_servers), plan=topic_plan(sections, folder), points=points, own=own
     )
+
+
+def _check_slots(own: WorkerSections) -> None:
+    # Twice: a slot is given back a moment after its request has left the engine.
+    wanted = 2 * own.limits.max_in_flight * own.limits.max_children
+    if own.publisher.request_slots < wanted:
+        raise ConfigError(
+            f"publisher.request_slots: is {own.publisher.request_slots}; "
+            f"twice limits.max_in_flight x limits.max_children is {wanted}"
+        )
 
 
 def _with_model(section: EngineSection, folder: Path) -> EngineSection:

@@ -4,7 +4,9 @@
 
 It is self-clocked. Every `interval_ms` it drains the ring, produces all of it, waits until the broker has acknowledged
 all, and only then reads on; meanwhile the ring is the queue, and what happens when that is full is each point's
-overflow policy. The end of standard input asks it to drain the ring once more and to end; it dies with its parent.
+overflow policy. Rows whose tokens the worker has not seen yet wait, and none past the end of its request is published
+(`undercurrent.capture.holding`). The end of standard input asks it to drain the ring once more and to end; it dies with
+its parent.
 
 It imports neither torch nor vLLM: another Python thread inside the engine would cost the engine more than this process.
 """
@@ -23,7 +25,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from engine_worker.publisher_streams import Cycle, Identity, StreamWriter
-from undercurrent.capture.frames import decode
+from undercurrent.capture.frames import Content, decode
+from undercurrent.capture.holding import Holding
 from undercurrent.capture.ring import Ring, RingReader
 from undercurrent.codec import Codec
 from undercurrent.errors import ProbingError
@@ -53,6 +56,8 @@ class PublisherSettings:
         max_record_bytes: largest record of each point's topic.
         interval_ms: least time from one drain of the ring to the next.
         max_cycle_bytes: most bytes of records in one cycle.
+        max_held_bytes: of rows whose tokens nobody has seen yet.
+        blocking: points with `overflow: block`.
         log_format: `text` or `json`.
         log_level: name of a level.
         late: an earlier publisher has read from this ring.
@@ -66,6 +71,8 @@ class PublisherSettings:
     max_record_bytes: dict[str, int]
     interval_ms: float = 10.0
     max_cycle_bytes: int = 32 << 20
+    max_held_bytes: int = 32 << 20
+    blocking: Sequence[str] = ()
     log_format: str = "text"
     log_level: str = "INFO"
     late: bool = False
@@ -97,6 +104,8 @@ class Report:
         ack_s: seconds that each cycle waited for the broker.
         waiting_s: seconds that the present cycle has waited, when it is long.
         waiting_bytes: bytes of its records.
+        held_bytes: of rows whose tokens nobody has seen yet, now.
+        past_end: rows that were computed past the end of their request.
     """
 
     ready: bool = False
@@ -108,6 +117,8 @@ class Report:
     ack_s: list[float] = field(default_factory=list)
     waiting_s: float = 0.0
     waiting_bytes: int = 0
+    held_bytes: int = 0
+    past_end: int = 0
 
     def add(self, cycle: Cycle, ack_s: float, now_us: int) -> None:
         """Add an acknowledged cycle."""
@@ -135,6 +146,7 @@ class PublisherLoop:
         report: sends a report to the parent.
         stopping: waits so many seconds, returns True as soon as the parent asks to end.
         more_readers: of the rings of further pipeline ranks, in their order.
+        lengths: `Ring.lengths` of the first ring; None where no request has a slot.
     """
 
     def __init__(
@@ -145,6 +157,7 @@ class PublisherLoop:
         report: Callable[[Report], None],
         stopping: Callable[[float], bool],
         more_readers: Sequence[RingReader] = (),
+        lengths: memoryview | None = None,
     ) -> None:
         self._settings = settings
         self._readers = (reader, *more_readers)
@@ -154,6 +167,12 @@ class PublisherLoop:
         self._codec = Codec()
         self._streams = StreamWriter(
             self._codec, settings.identity, settings.topics, settings.max_record_bytes, late=settings.late
+        )
+        most = settings.max_held_bytes // len(self._readers)
+        self._holdings = (
+            []
+            if lengths is None
+            else [Holding(lengths, max_bytes=most, blocking=settings.blocking) for _ in self._readers]
         )
         self._points = {topic: point for point, topic in settings.topics.items()}
         self._cycle_bytes = 0
@@ -175,12 +194,17 @@ class PublisherLoop:
         while not stop:
             began = time.monotonic()
             stop = self._stopping(0.0)
+            for holding in self._holdings if stop else ():
+                # Every request has ended by now, or never will: there is nothing to wait for.
+                holding.hurry()
             self._drain()
             while stop and any(reader.available_bytes for reader in self._readers):
                 self._drain()
             if not stop:
                 stop = self._stopping(max(0.0, interval_s - (time.monotonic() - began)))
         self._drain()
+        if any(holding.waiting for holding in self._holdings):
+            logger.warning("%d bytes of rows were never confirmed", self._held_bytes)
         self._tell()
 
     def end_streams(self, detail: str) -> None:
@@ -208,13 +232,20 @@ class PublisherLoop:
         for ring, reader in enumerate(self._readers):
             # Each rank gets its part of the cycle: a shard far ahead of the others is held by who reads it.
             most = self._settings.max_cycle_bytes * (ring + 1) // len(self._readers)
-            for frame in reader.read():
-                self._streams.take(decode(frame), now_us, ring)
-                if self._streams.pending_bytes >= most:
-                    break
+            for content in self._contents(ring, reader, most):
+                self._streams.take(content, now_us, ring)
             # The records hold copies: the writer may have the space while the broker is still at work.
             reader.release()
         self._write()
+
+    def _contents(self, ring: int, reader: RingReader, most: int) -> Iterator[Content]:
+        if self._holdings:
+            yield from self._holdings[ring].read(reader, lambda: self._streams.pending_bytes >= most)
+            return
+        for frame in reader.read():
+            yield decode(frame)
+            if self._streams.pending_bytes >= most:
+                return
 
     def _write(self) -> None:
         cycle = self._streams.cycle()
@@ -232,11 +263,19 @@ class PublisherLoop:
         if self._report.ended or time.monotonic() - self._reported_s >= _REPORT_INTERVAL_S:
             self._tell()
 
+    @property
+    def _held_bytes(self) -> int:
+        return sum(holding.held_bytes for holding in self._holdings)
+
     def _waited(self, seconds: float) -> None:
         self._report.waiting_s, self._report.waiting_bytes = seconds, self._cycle_bytes
         self._tell()
 
     def _tell(self) -> None:
+        self._report.held_bytes = self._held_bytes
+        for holding in self._holdings:
+            self._report.past_end += holding.past_end
+            holding.past_end = 0
         self._send(self._report)
         self._report = Report()
         self._reported_s = time.monotonic()
@@ -251,9 +290,11 @@ def main() -> int:
     settings = PublisherSettings.from_json(sys.stdin.buffer.readline().decode())
     setup_logging(settings.log_format, settings.log_level, service="publisher")
     try:
-        reader, *more = (Ring.open(path).reader() for path in (settings.ring, *settings.more_rings))
+        rings = [Ring.open(path) for path in (settings.ring, *settings.more_rings)]
         bulk = BulkPublisher(KafkaSettings.model_validate(settings.kafka), max_buffer_bytes=settings.max_cycle_bytes)
-        loop = PublisherLoop(settings, reader, bulk, _reporter(report_fd), _stdin_ended, more)
+        reports = _reporter(report_fd)
+        more = [ring.reader() for ring in rings[1:]]
+        loop = PublisherLoop(settings, rings[0].reader(), bulk, reports, _stdin_ended, more, rings[0].lengths)
         loop.run()
         bulk.close()
     except BrokenPipeError:

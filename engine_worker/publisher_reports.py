@@ -32,6 +32,8 @@ def count_report(metrics: PublisherMetrics, report: dict[str, Any]) -> None:
     for point, count in report["refused"].items():
         metrics.errors.labels(point).inc(count)
     metrics.buffer_used.set(report["waiting_bytes"])
+    metrics.held_bytes.set(report["held_bytes"])
+    metrics.past_end.inc(report["past_end"])
     for kind, count in report["faults"].items():
         metrics.fault(kind, count)
         logger.warning("%d capture faults: %s", count, kind)

@@ -32,6 +32,8 @@ def publisher_settings(
     identity: Identity,
     interval_ms: float,
     max_cycle_mib: int,
+    max_held_mib: int = 32,
+    blocking: Sequence[str] = (),
     logging: LoggingSection,
     late: bool = False,
     more_rings: Sequence[str] = (),
@@ -45,6 +47,8 @@ def publisher_settings(
         identity: of the engine.
         interval_ms: least time from one drain of the ring to the next.
         max_cycle_mib: most bytes of records in one cycle, MiB.
+        max_held_mib: most bytes of rows whose tokens nobody has seen yet, MiB.
+        blocking: points with `overflow: block`.
         logging: how its log looks.
         late: an earlier publisher has read from this ring.
         more_rings: paths of the rings of further pipeline ranks.
@@ -63,6 +67,8 @@ def publisher_settings(
         max_record_bytes=dict.fromkeys(topics, most),
         interval_ms=interval_ms,
         max_cycle_bytes=max_cycle_mib << 20,
+        max_held_bytes=max_held_mib << 20,
+        blocking=tuple(blocking),
         log_format=logging.format,
         log_level=logging.level,
         late=late,

@@ -186,6 +186,7 @@ class EngineWorker:
         self._tell_paused()
         for key in [key for key in self._deltas.runs if not self.parts.core.holds(key)]:
             self._deltas.close(key)
+        self.parts.driver.free(self.parts.core.holds)
         stalled = self.parts.observer.tick(self.parts.core, self.parts.driver.running)
         if stalled is not None:
             self.on_failure(stalled)
@@ -261,7 +262,7 @@ class EngineWorker:
 
     # From the engine and the publisher.
 
-    def on_delta(self, key: RunKey, delta: EngineDelta) -> None:
+    def on_delta(self, key: RunKey, delta: EngineDelta, generated: int) -> None:
         """The engine generated tokens, or ended a child."""
         core = self.parts.core
         if not core.holds(key):
@@ -274,7 +275,7 @@ class EngineWorker:
             core.delta(
                 key,
                 delta.index,
-                len(delta.token_ids),
+                generated,
                 delta.finish_reason,
                 _now(),
                 prompt_tokens=delta.prompt_tokens,

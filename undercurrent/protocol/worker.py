@@ -174,20 +174,20 @@ class WorkerCore(WorkerState):
         self,
         key: RunKey,
         index: int,
-        tokens: int,
+        generated: int,
         finish_reason: str | None,
         now: Now,
         *,
         prompt_tokens: int = 0,
         cached_tokens: int = 0,
     ) -> list[Action]:
-        """The engine generated tokens of a child, or ended it."""
+        """The engine generated tokens of a child, or ended it; `generated` counts all of its tokens so far."""
         entry = self._runs.get(key)
         child = entry[1].children.get(index) if entry else None
         if entry is None or child is None or child.finish_reason is not None:
             return []
         run = entry[1]
-        child.count(tokens, prompt_tokens, cached_tokens, now)
+        child.count(generated, prompt_tokens, cached_tokens, now)
         if finish_reason is None:
             return []
         child.finish_reason, child.stopped_at_s = finish_reason, now.mono_s

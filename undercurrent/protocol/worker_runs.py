@@ -62,12 +62,12 @@ class Child:
     guards_from_s: float | None = None
     written: bool = False
 
-    def count(self, tokens: int, prompt_tokens: int, cached_tokens: int, now: Now) -> None:
+    def count(self, generated: int, prompt_tokens: int, cached_tokens: int, now: Now) -> None:
         """Note what the engine says of it."""
-        self.generated_tokens += tokens
+        self.generated_tokens = generated
         self.prompt_tokens = prompt_tokens or self.prompt_tokens
         self.cached_tokens = cached_tokens or self.cached_tokens
-        if tokens and self.first_token_at_us is None:
+        if generated and self.first_token_at_us is None:
             self.first_token_at_us = now.wall_us
 
 

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 OTHER = "other"
 
 PAUSE_REASONS = ("backlog", "reading_back", "proving", "partition_counts", "leaving")
-DROP_REASONS = ("ring_full", "stale_tap", "too_large")
+DROP_REASONS = ("ring_full", "stale_tap", "too_large", "unconfirmed")
 FAULT_KINDS = ("bad_order", "capture_error", "orphaned")
 OUTCOMES = ("completed", "aborted", "failed")
 ABORT_STAGES = ("published", "decided", "received", "applied")
@@ -126,6 +126,8 @@ class PublisherMetrics:
         self.ring_limit = make.gauge("publisher_ring_limit_bytes", "Size of the ring.")
         self.buffer_used = make.gauge("publisher_buffer_used_bytes", "Bytes that wait for an acknowledgement.")
         self.buffer_limit = make.gauge("publisher_buffer_limit_bytes", "Most bytes that may wait.")
+        self.held_bytes = make.gauge("publisher_held_bytes", "Bytes of rows whose tokens nobody has seen yet.")
+        self.past_end = make.counter("publisher_rows_past_end_total", "Rows computed past the end of their request.")
         self.ack_seconds = make.histogram("publisher_ack_seconds", "From produce to the acknowledgement.")
         self.publish_seconds = make.histogram("publisher_publish_seconds", "From capture to the acknowledgement.")
         self.errors = make.counter("publisher_delivery_errors_total", "Records that the broker did not take.", "point")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ class _Running:
     computed: int = 0
     generated: int = 0
     reason: str | None = None
-    text: str = field(default="")
+    beyond: int = 0
 
     @property
     def pending(self) -> int:
@@ -84,6 +84,8 @@ class FakeEngine:
         step_s: time of one step, seconds.
         max_num_seqs: most requests in one step.
         max_model_len: most tokens of prompt plus generation.
+        overrun: steps that a request computes beyond its last token, whose rows mean nothing: engines do so when its
+            end is found while the next step runs.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class FakeEngine:
         step_s: float = 0.005,
         max_num_seqs: int = 64,
         max_model_len: int = 4096,
+        overrun: int = 0,
     ) -> None:
         self._captures = bool(points) or open_points
         if self._captures and ring is None:
@@ -107,6 +110,7 @@ class FakeEngine:
         self._step_s = step_s
         self._max_num_seqs = max_num_seqs
         self._max_model_len = max_model_len
+        self._overrun = overrun
         self._waiting: list[_Running] = []
         self._batch: list[_Running] = []
         self._steps = 0
@@ -253,11 +257,14 @@ class FakeEngine:
     def _settle(self) -> None:
         """End what has finished or was aborted since the last step."""
         for child in [c for c in self._batch if c.reason is not None]:
+            if child.reason == "abort" and child.beyond == 0:
+                child.deltas.put_nowait(self._delta(child, 0, "abort"))
+            if child.beyond < self._overrun:
+                child.beyond += 1
+                continue
             self._batch.remove(child)
             if self._tracker is not None:
                 self._tracker.close(child.engine_id)
-            if child.reason == "abort":
-                child.deltas.put_nowait(self._delta(child, 0, "abort"))
         if self._tracker is not None and not self._batch:
             self._tracker.idle(self._steps)
 
@@ -267,6 +274,8 @@ class FakeEngine:
         for child in self._batch:
             child.computed += child.pending
             child.generated += 1
+            if child.reason is not None:
+                continue
             if child.generated >= child.tokens:
                 child.reason = "length"
             child.deltas.put_nowait(self._delta(child, 1, child.reason))

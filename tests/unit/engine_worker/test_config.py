@@ -37,6 +37,13 @@ def test_limits_reach_the_protocol(tmp_path):
     assert config(tmp_path, topics={"dedupe_window_ms": 5000}).limits.dedupe_window_s == 5.0
 
 
+def test_request_slots_that_could_run_out_are_refused(tmp_path):
+    limits = {"max_in_flight": 10, "max_children": 4}
+    assert config(tmp_path, limits=limits, publisher={"request_slots": 80}).own.publisher.request_slots == 80
+    with pytest.raises(ConfigError, match=r"publisher\.request_slots: is 79; .* is 80"):
+        config(tmp_path, limits=limits, publisher={"request_slots": 79})
+
+
 def test_a_model_folder_is_looked_for_beside_the_file_and_a_name_is_left_alone(tmp_path):
     (tmp_path / "model").mkdir()
     beside = config(tmp_path, engine={"kind": "vllm", "model": "model"})

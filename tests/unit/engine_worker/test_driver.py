@@ -20,10 +20,11 @@ class Heard:
     """A listener that keeps what it hears."""
 
     def __init__(self):
-        self.deltas, self.rejected, self.failures = [], [], []
+        self.deltas, self.rejected, self.failures, self.generated = [], [], [], []
 
-    def on_delta(self, key, delta):
+    def on_delta(self, key, delta, generated):
         self.deltas.append((key, delta))
+        self.generated.append((delta.index, generated))
 
     def on_rejected(self, key, defect):
         self.rejected.append((key, defect))

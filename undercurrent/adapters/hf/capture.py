@@ -6,6 +6,7 @@ step ends the capture of those in it, and generation goes on.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
@@ -183,7 +184,8 @@ class HFCapture:
             missing = sorted(set(order.points) - self._known)
             if missing:
                 raise CaptureError(f"unknown extraction points: {', '.join(missing)}")
-            wanted = order.as_order()
+            # Nobody has to say how far it is: this engine computes a token's row only after it has given the token out.
+            wanted = dataclasses.replace(order.as_order(), slot=-1)
             self._tracker.open(child.id, wanted, index=child.index, prompt_len=len(child.prompt), cached_prefix=0)
             child.captured = True
         except CaptureError as exc:

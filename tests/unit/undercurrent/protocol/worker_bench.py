@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from tests.unit import messages
 from undercurrent.protocol.epochs import Position
 from undercurrent.protocol.messages import (
@@ -35,6 +37,7 @@ class Bench:
         self.do(self.core.caught_up(0, 5, self.now))
         self.take()
         self.sent = 0
+        self.generated = Counter()
 
     @property
     def now(self):
@@ -78,7 +81,8 @@ class Bench:
             self.do(self.core.tick(self.now))
 
     def delta(self, key, tokens, reason=None, index=0):
-        self.do(self.core.delta(key, index, tokens, reason, self.now))
+        self.generated[key, index] += tokens
+        self.do(self.core.delta(key, index, self.generated[key, index], reason, self.now))
 
     def published(self):
         return [action.message for action in self.take(Publish)]

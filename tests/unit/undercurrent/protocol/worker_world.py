@@ -315,7 +315,7 @@ class World(Logs):
             for child in sorted(run.children):
                 aborted = child in run.aborted
                 reason = "abort" if aborted else "stop" if run.steps > 2 + child else None
-                self._do(worker, worker.core.delta(key, child, 0 if aborted else 1, reason, self.now))
+                self._do(worker, worker.core.delta(key, child, run.steps - aborted, reason, self.now))
                 if reason:
                     run.children.discard(child)
                     worker.ended += [(key, StreamKey(child, point)) for point in run.prompt.points]
