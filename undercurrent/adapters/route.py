@@ -257,8 +257,11 @@ class Stream:
         self.closed = False
 
     def has_all(self, computed: int | None) -> bool:
-        """Whether every wanted row of so many computed positions has come; never where their number is not known."""
+        """Whether every wanted row of so many computed positions has come; never where their number is not known.
+
+        An engine that goes on for a moment may give the last token a row as well.
+        """
         if computed is None:
             return False
         opened = self.opened
-        return self.rows == len(self.capture.positions(opened.cached_prefix, computed, opened.prompt_len))
+        return self.rows >= len(self.capture.positions(opened.cached_prefix, computed, opened.prompt_len))

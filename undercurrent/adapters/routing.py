@@ -1,6 +1,6 @@
 """From the frames of the ring to records of an in-process router: for programs that embed their engine.
 
-    routes = StreamRouter(ring.reader(), torch_rows)
+    routes = StreamRouter(ring.reader(), holding, torch_rows)
     route = Route(...); routes.add(route)      # before the engine has the request
     routes.drain()                             # routes everything that the engine has captured so far, in order
     route.complete(computed=...)               # whether every wanted row of the finished request has come
@@ -22,7 +22,8 @@ from weakref import WeakSet
 import numpy as np
 
 from undercurrent.adapters.route import Route, Stream
-from undercurrent.capture.frames import Close, Content, Drop, Fault, Open, Rewind, Step, decode
+from undercurrent.capture.frames import Close, Content, Drop, Fault, Open, Rewind, Step
+from undercurrent.capture.holding import Holding
 from undercurrent.capture.ring import RingReader
 from undercurrent.codec.tensors import INT8, rows_of
 from undercurrent.core import ProbeSignal
@@ -71,11 +72,13 @@ class StreamRouter:
 
     Args:
         reader: reading side of the ring.
+        holding: keeps rows back until their tokens were seen.
         rows: makes the vectors of records.
     """
 
-    def __init__(self, reader: RingReader, rows: Rows) -> None:
+    def __init__(self, reader: RingReader, holding: Holding, rows: Rows) -> None:
         self._reader = reader
+        self._holding = holding
         self._rows = rows
         self._routes: dict[tuple[str, int], Route] = {}
         self._by_engine_id: dict[str, Route] = {}
@@ -106,14 +109,14 @@ class StreamRouter:
         return bool(self._routes)
 
     def drain(self) -> None:
-        """Route everything that was captured before this call; one thread at a time.
+        """Route everything that was captured before this call and is known to be real; one thread at a time.
 
         Raises:
             RingError: the ring cannot be trusted any more; every request has been told.
         """
         try:
-            for frame in self._reader.read():
-                self._take(decode(frame))
+            for content in self._holding.read(self._reader):
+                self._take(content)
                 # Rows are copies by now: a slow probe must not keep the space from the engine.
                 self._reader.release()
         except RingError as exc:

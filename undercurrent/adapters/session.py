@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import threading
 from collections import Counter
@@ -13,6 +14,8 @@ from undercurrent.adapters.background import BackgroundLoop, in_thread
 from undercurrent.adapters.base import EngineDelta, EngineRequest, OpenEngine
 from undercurrent.adapters.route import PointSignal, Route
 from undercurrent.adapters.routing import Rows, StreamRouter
+from undercurrent.capture.holding import Holding
+from undercurrent.capture.lengths import LengthTable
 from undercurrent.capture.ring import Ring
 from undercurrent.errors import CaptureError, EngineDeadError, RingError, VLLMAdapterLimitationError
 from undercurrent.spec import ExtractionPoint
@@ -27,6 +30,7 @@ _CLOSE_S = _REQUESTS_S + 30.0
 _THREAD_S = 10.0
 # The engine may wait for room in the ring before it says anything: in the middle of a long prefill, for one.
 _POLL_S = 0.005
+_MAX_HELD_BYTES = 64 << 20
 
 
 class Session:
@@ -42,7 +46,10 @@ class Session:
         self.engine = engine
         self.background = BackgroundLoop("undercurrent-engine")
         self._ring = ring
-        self._streams = StreamRouter(ring.reader(), rows)
+        self._lengths = LengthTable(ring.lengths)
+        self._streams = StreamRouter(
+            ring.reader(), Holding(ring.lengths, max_bytes=_MAX_HELD_BYTES, blocking=None), rows
+        )
         self._points_lock = asyncio.Lock()
         self._captures: dict[str, ExtractionPoint] = {}
         self._captures_hold = True
@@ -119,22 +126,34 @@ class Session:
         if self._broken is not None:
             raise self._broken
         async with self._installed(route):
+            request, slot = self._with_slot(request)
             self._streams.add(route)
             self._wake.set()
-            generated, ended = 0, False
+            generated, length, ended = 0, 0, False
             try:
                 async with contextlib.aclosing(self.engine.submit(request)) as deltas:
                     async for delta in deltas:
                         generated += len(delta.token_ids)
+                        length = delta.prompt_tokens + generated
                         ended = delta.finish_reason is not None
+                        self._lengths.tell(slot, 0, length, final=ended)
                         if route.captures:
                             await self._keep_up(route, delta, generated)
                         yield delta, route.take_signals()
             finally:
                 self._streams.remove(route)
+                # Nobody counts its tokens any more.
+                self._lengths.tell(slot, 0, length, final=True)
+                self._lengths.free(slot, 1)
                 if not ended:
                     # Its caller is gone, or something went wrong: nobody waits for the rest.
                     await asyncio.shield(self.engine.abort(request.engine_id))
+
+    def _with_slot(self, request: EngineRequest) -> tuple[EngineRequest, int]:
+        if request.capture is None:
+            return request, -1
+        slot = self._lengths.take(1)
+        return dataclasses.replace(request, capture=dataclasses.replace(request.capture, slot=slot)), slot
 
     @contextlib.contextmanager
     def listed(self) -> Iterator[None]:

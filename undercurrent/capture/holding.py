@@ -89,14 +89,14 @@ class Holding:
     Args:
         lengths: `Ring.lengths`.
         max_bytes: of rows that wait.
-        blocking: points that wait rather than lose a row.
+        blocking: points that wait rather than lose a row; None for all.
     """
 
-    def __init__(self, lengths: memoryview, *, max_bytes: int, blocking: Collection[str] = ()) -> None:
+    def __init__(self, lengths: memoryview, *, max_bytes: int, blocking: Collection[str] | None = ()) -> None:
         self._known = Limits(lengths)
         self._strangers = self._known.add(-1, 0)
         self._max_bytes = max_bytes
-        self._blocking = frozenset(blocking)
+        self._blocking = None if blocking is None else frozenset(blocking)
         self._streams: dict[int, _Stream] = {}
         self._by_place: dict[int, _Stream] = {}
         self._lasts = np.zeros(len(self._known.limits), np.int64)
@@ -192,7 +192,8 @@ class Holding:
 
     def _open(self, opened: Open) -> None:
         at = self._known.add(opened.slot, opened.prompt_len)
-        stream = _Stream(opened.stream, at, opened.slot >= 0, opened.point in self._blocking)
+        blocks = self._blocking is None or opened.point in self._blocking
+        stream = _Stream(opened.stream, at, opened.slot >= 0, blocks)
         self._streams[opened.stream] = self._by_place[at] = stream
         if len(self._lasts) < len(self._known.limits):
             self._lasts = np.resize(self._lasts, len(self._known.limits))
