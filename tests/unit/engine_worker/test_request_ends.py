@@ -6,41 +6,15 @@ The engine is a scripted one that computes steps beyond a request's end, as engi
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections import defaultdict
-from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
 
-from engine_worker.driver import EngineDriver
-from engine_worker.publisher import PublisherLoop, PublisherSettings
-from engine_worker.publisher_streams import Identity
-from undercurrent.capture.lengths import LengthTable
-from undercurrent.capture.ring import Ring
-from undercurrent.codec import Codec, as_array, positions
-from undercurrent.protocol.messages import ActivationBlock, PromptRequest, Sampling, StreamEnded, StreamStarted
-from undercurrent.protocol.worker_types import Prompt, RunKey
-from undercurrent.spec import parse_dict
+from tests.unit.engine_worker.line import Line, new_ring, spec_point
+from undercurrent.codec import as_array, positions
 from undercurrent.testing.fake_engine import FakeEngine, activation
 
-CODEC = Codec()
-SPEC = {
-    "name": "p", "layers": [0, 2], "tensor_type": "residual_stream", "position": "*", "execution_mode": "async",
-    "queue_depth": 64,
-}  # fmt: skip
 OVERRUN = 4
-
-
-class Broker:
-    """Takes everything."""
-
-    def __init__(self):
-        self.messages = []
-
-    def write(self, records, waiting):
-        self.messages += [CODEC.decode(out.value) for outs in records.values() for out in outs]
-        return []
 
 
 class Late(FakeEngine):
@@ -57,121 +31,23 @@ class Late(FakeEngine):
             yield delta
 
 
-class Line:
-    """What a worker process is made of, without a broker and without the protocol."""
-
-    def __init__(self, *, slots=64, max_held_bytes=1 << 20, overflow=None, **engine):
-        point = {**SPEC, **({} if overflow is None else {"overflow": overflow})}
-        points = parse_dict({"version": 1, "extraction_points": [point]}).extraction_points
-        self.ring = Ring.create(1 << 20, slots=slots)
-        self.engine = Late(points=points, ring=self.ring, **{"step_s": 0.001, "overrun": OVERRUN, **engine})
-        self.table = LengthTable(self.ring.lengths)
-        self.driver = EngineDriver(self.engine, self, self.table)
-        self.finals, self.rejected, self.tokens, self.failures, self.held = {}, [], defaultdict(int), [], []
-        self.past_end = 0
-        self.broker = Broker()
-        self._stop = threading.Event()
-        settings = PublisherSettings(
-            ring=self.ring.path, identity=Identity(engine="e", incarnation=1, model="m"), kafka={}, topics={"p": "t"},
-            partitions={"p": 1}, max_record_bytes={"p": 1 << 20}, interval_ms=2.0, max_held_bytes=max_held_bytes,
-            blocking=("p",) if overflow == "block" else (),
-        )  # fmt: skip
-        self.loop = PublisherLoop(
-            settings, self.ring.reader(), self.broker, self.hear_report, self._stop.wait, self.ring.lengths
-        )
-        self._thread = threading.Thread(target=self.loop.run)
-
-    def hear_report(self, report):
-        self.held.append(report.held_bytes)
-        self.past_end += report.past_end
-
-    @asynccontextmanager
-    async def running(self):
-        self._thread.start()
-        await self.engine.start()
-        try:
-            yield self
-        finally:
-            await self.driver.close()
-            await self.engine.close()
-            self._stop.set()
-            await asyncio.to_thread(self._thread.join)
-            self.ring.close()
-
-    def on_delta(self, key, delta, generated):
-        self.tokens[key, delta.index] += len(delta.token_ids)
-        assert self.tokens[key, delta.index] == generated
-        if delta.finish_reason is not None:
-            self.finals[key, delta.index] = (delta.finish_reason, delta.prompt_tokens + generated)
-
-    def on_rejected(self, key, defect):
-        self.rejected.append(defect)
-
-    def on_failure(self, error):
-        self.failures.append(error)
-
-    def start(self, name, attempt=1, text="abc", **sampling):
-        request = PromptRequest(request_id=name, prompt=text, sampling=Sampling(**sampling), created_at_us=0)
-        prompt = Prompt(
-            request_id=name, offset=0, content_hash=b"", n=request.sampling.n, request=request, points=("p",)
-        )
-        key = RunKey(name, attempt)
-        self.driver.start(key, prompt)
-        return key
-
-    async def until(self, condition):
-        async with asyncio.timeout(20):
-            while not condition():
-                assert not self.failures
-                await asyncio.sleep(0.001)
-
-    async def idle(self):
-        """Wait until no request runs, and the engine has taken its last step."""
-        await self.until(lambda: not self.driver.running)
-        steps = -1
-        while steps != self.engine.steps:
-            steps = self.engine.steps
-            await asyncio.sleep(0.03)
-
-    def streams(self):
-        """Return positions and the last message of each stream; check that every row is its own."""
-        rows, ends = defaultdict(list), {}
-        for message in self.broker.messages:
-            if isinstance(message, StreamStarted):
-                rows[RunKey(message.request_id, message.attempt), message.index] = []
-            elif isinstance(message, StreamEnded):
-                ends[RunKey(message.request_id, message.attempt), message.index] = message
-            elif isinstance(message, ActivationBlock):
-                stream = RunKey(message.request_id, message.attempt), message.index
-                assert stream not in ends
-                for position, value in zip(positions(message).tolist(), as_array(message), strict=True):
-                    for layer, vector in zip((0, 2), value, strict=True):
-                        expected = activation(message.request_id, position, layer, 16, index=message.index)
-                        np.testing.assert_array_equal(vector, expected)
-                    rows[stream].append(position)
-        return rows, ends
-
-    def check(self, *, complete=True):
-        """Every published position lies before the final length that the driver told, and the ends agree."""
-        rows, ends = self.streams()
-        for stream, (reason, length) in self.finals.items():
-            found = rows[stream]
-            assert found == list(range(len(found)))
-            if complete or reason != "abort":
-                # The engine went on past the last token, so that one has a row as well.
-                assert len(found) == length
-            assert len(found) <= length
-            if found:
-                end = ends[stream]
-                assert (end.emitted[0], end.dropped[0], end.last_pos) == (len(found), 0, found[-1])
-        return rows, ends
+def check_values(line):
+    """Every published row is that of its own request and position."""
+    for (key, index), stream in line.streams().items():
+        for block in stream.blocks:
+            for position, value in zip(positions(block).tolist(), as_array(block), strict=True):
+                for layer, vector in zip((0, 2), value, strict=True):
+                    np.testing.assert_array_equal(vector, activation(key.request_id, position, layer, 16, index=index))
 
 
-def play(script, **options):
+def play(script, *, slots=64, max_held_bytes=1 << 20, overflow=None, **engine):
     async def run():
-        line = Line(**options)
+        ring, point = new_ring(slots), spec_point(**({} if overflow is None else {"overflow": overflow}))
+        late = Late(points=[point], ring=ring, **{"step_s": 0.001, "overrun": OVERRUN, **engine})
+        line = Line(ring, late, point, max_held_bytes=max_held_bytes)
         async with line.running():
             await script(line)
+        check_values(line)
         return line
 
     return asyncio.run(run())
@@ -180,12 +56,12 @@ def play(script, **options):
 def test_rows_computed_after_the_last_token_are_not_published():
     async def script(line):
         for number in range(8):
-            line.start(f"r{number}", text="x" * (number + 1), max_tokens=5 + number)
+            line.start(f"r{number}", prompt=[120] * (number + 1), max_tokens=5 + number)
         await line.idle()
 
     line = play(script)
     assert sorted(length for _, length in line.finals.values()) == [1 + n + 5 + n for n in range(8)]
-    line.check()
+    line.check(complete=True)
     # The first step after the end computes the last token's own row, which is real.
     assert line.past_end == 8 * (OVERRUN - 1)
 
@@ -193,14 +69,14 @@ def test_rows_computed_after_the_last_token_are_not_published():
 def test_children_that_end_apart_and_one_that_is_aborted():
     async def script(line):
         key = line.start("r", max_tokens=400, n=3)
-        await line.until(lambda: line.tokens[key, 1] > 5)
+        await line.until(lambda: len(line.tokens[key, 1]) > 5)
         line.driver.abort(key, 1)
         await line.idle()
 
     line = play(script)
     reasons = {index: reason for (_, index), (reason, _) in line.finals.items()}
     assert reasons == {0: "length", 1: "abort", 2: "length"}
-    line.check()
+    line.check(complete=True)
     assert line.past_end == 2 * (OVERRUN - 1) + OVERRUN - 1
 
 
@@ -216,12 +92,12 @@ def test_an_abort_before_or_about_the_first_step_leaves_what_was_counted_and_the
         await line.idle()
 
     line = play(script)
-    rows, _ = line.check(complete=False)
+    streams = line.check()
     lengths = {key: length for key, (_, length) in line.finals.items()}
     assert len(lengths) == 12
     assert all(3 <= length < 20 for length in lengths.values())
     # Aborted before its first step, a request may have no stream at all.
-    assert all(found in ([], list(range(lengths[key]))) for key, found in rows.items())
+    assert all(len(stream.positions) in (0, lengths[key]) for key, stream in streams.items())
 
 
 def test_rows_wait_for_a_driver_that_is_slower_than_its_engine_and_none_is_lost():
@@ -231,15 +107,13 @@ def test_rows_wait_for_a_driver_that_is_slower_than_its_engine_and_none_is_lost(
             line.start(f"r{number}", max_tokens=60)
         await line.until(lambda: line.engine.steps >= 60 + OVERRUN)
         await asyncio.sleep(0.05)
-        rows, ends = line.streams()
-        assert [len(found) for found in rows.values()] == [3] * 4
-        assert ends == {}
+        streams = line.streams().values()
+        assert [(len(stream.positions), stream.ended) for stream in streams] == [(3, None)] * 4
         line.engine.gate.set()
         await line.idle()
 
     line = play(script)
-    rows, _ = line.check()
-    assert {len(found) for found in rows.values()} == {63}
+    assert {len(stream.positions) for stream in line.check(complete=True).values()} == {63}
 
 
 def test_a_bounded_wait_blocks_the_reading_where_the_point_says_so():
@@ -254,24 +128,26 @@ def test_a_bounded_wait_blocks_the_reading_where_the_point_says_so():
 
     line = play(script, overflow="block", max_held_bytes=4000)
     assert 0 < max(line.held) < 5000
-    line.check()
+    line.check(complete=True)
 
 
 def test_an_id_that_is_used_again_right_after_an_abort_gets_no_row_of_the_old_run():
     async def script(line):
         for attempt in range(1, 30):
-            key = line.start("r", attempt, text="y" * (1 + attempt % 5), max_tokens=500)
-            await line.until(lambda key=key, attempt=attempt: line.tokens[key, 0] >= attempt % 3)
+            key = line.start("r", attempt, prompt=[121] * (1 + attempt % 5), max_tokens=500)
+            await line.until(lambda key=key, attempt=attempt: len(line.tokens[key, 0]) >= attempt % 3)
             line.driver.abort(key)
             await line.idle()
             line.driver.free(lambda _: False)
 
     # Two slots: each is given out again at once, while rows of its last run are still in the ring.
     line = play(script, slots=2)
-    rows, _ = line.streams()
+    streams = line.streams()
     for (key, index), (_, length) in line.finals.items():
-        assert rows[key, index] == list(range(len(rows[key, index])))
-        assert len(rows[key, index]) <= length
+        found = streams[key, index]
+        assert found.positions == list(range(len(found.positions)))
+        assert len(found.positions) <= length
+        assert found.token_ids == (line.prompts[key] + line.tokens[key, index])[: len(found.positions)]
     assert line.table.used == 0
 
 
@@ -298,13 +174,12 @@ def test_slots_come_back_when_nobody_waits_for_their_streams():
 def test_a_driver_that_stops_leaves_no_row_behind_that_it_has_not_counted():
     async def script(line):
         key = line.start("r", max_tokens=4000)
-        await line.until(lambda: line.tokens[key, 0] > 20)
+        await line.until(lambda: len(line.tokens[key, 0]) > 20)
         line.engine.gate.clear()
         await asyncio.sleep(0.05)
-        line.counted = 3 + line.tokens[key, 0]
+        line.counted = 3 + len(line.tokens[key, 0])
         await line.driver.close()
 
     line = play(script)
-    rows, _ = line.streams()
-    (found,) = rows.values()
-    assert found == list(range(line.counted))
+    (stream,) = line.streams().values()
+    assert stream.positions == list(range(line.counted))
