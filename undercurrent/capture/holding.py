@@ -10,9 +10,9 @@ What may not go yet is copied and waits, and with it whatever else comes of its 
 rows at and past it are gone: they are no rows of this request, so they are neither numbered nor counted, and the counts
 of `Close` are put right. Streams without a slot pass at once.
 
-Lengths are read once per `read`. Within one reading of the ring the answer for a position never changes, so positions
-that grow, as a stream's do, cannot overtake each other. A frame of which everything may go costs one comparison of
-arrays, however many rows it has.
+While anything waits, lengths are read once per `read`: within one reading of the ring the answer for a position does
+not change, so positions that grow, as a stream's do, cannot overtake each other. A frame of which everything may go
+costs one comparison of arrays, however many rows it has.
 
 What waits is bounded. Beyond `max_bytes` a point with `overflow: block` stops the reading (`full`); rows of others
 are lost, and declared with the reason `unconfirmed`.
@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from undercurrent.capture.frames import STEP_STAMP, Close, Content, Drop, Loss, Open, Rewind, Step, decode, step_head
-from undercurrent.capture.lengths import Limits
+from undercurrent.capture.lengths import Limits, Words
 from undercurrent.capture.sides import RingReader
 
 UNCONFIRMED = "unconfirmed"
@@ -37,7 +37,7 @@ _KNOWN_PLANS = 256
 # Plans number up from 0; a part of a frame must not pass for the whole of one.
 _PART_PLANS = count(1 << 63)
 
-IntArray = npt.NDArray[np.integer]
+Positions = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
 
 
@@ -79,7 +79,7 @@ class _Waiting:
 
     content: Step | Loss | Close | Rewind
     streams: Sequence[_Stream]
-    owners: IntArray | None = None
+    owners: Words | None = None
     reason: str = ""
 
 
@@ -100,7 +100,7 @@ class Holding:
         self._streams: dict[int, _Stream] = {}
         self._by_place: dict[int, _Stream] = {}
         self._lasts = np.zeros(len(self._known.limits), np.int64)
-        self._plans: dict[int, IntArray] = {}
+        self._plans: dict[int, tuple[Words, Words, Words]] = {}
         self._queue: list[_Waiting] = []
         self._held: dict[int, _Stream] = {}
         self.full = False
@@ -137,8 +137,10 @@ class Holding:
                 return
 
     def _begin(self) -> Iterator[Content]:
+        if not self._queue:
+            return
         new = self._known.look()
-        if not self._queue or not new.take(list(self._held)).any():
+        if not new.take(list(self._held)).any():
             return
         for waiting in self._emptied():
             content, (stream, *_) = waiting.content, waiting.streams
@@ -202,25 +204,26 @@ class Holding:
     def _take_step(self, step: Step) -> Sequence[Content]:
         if not self._known.slots:
             return (step,)
-        owners = self._plans.get(step.plan)
-        if owners is None:
-            owners = self._owners(step)
+        owners, entries, ones = self._plans.get(step.plan) or self._plan(step)
         positions = _positions(step)
-        if (positions < self._known.limits.take(owners)).all():
-            self._lasts[owners] = positions
-            return (step,)
+        if not self._queue:
+            # Nothing waits that newer lengths could let overtake.
+            if self._known.all_real(entries, ones, positions):
+                self._lasts[owners] = positions
+                return (step,)
+            self._known.look()
         return tuple(self._sort(step, owners))
 
-    def _owners(self, step: Step) -> IntArray:
+    def _plan(self, step: Step) -> tuple[Words, Words, Words]:
         streams, counts = step.table()
         known = [self._streams.get(number) for number in streams]
-        owners: IntArray = np.repeat([self._strangers if stream is None else stream.at for stream in known], counts)
+        owners: Words = np.repeat([self._strangers if stream is None else stream.at for stream in known], counts)
         if len(self._plans) >= _KNOWN_PLANS:
             self._plans.clear()
-        self._plans[step.plan] = owners
-        return owners
+        plan = self._plans[step.plan] = (owners, *self._known.words_of(owners))
+        return plan
 
-    def _sort(self, step: Step, owners: IntArray, *, copied: bool = False) -> Iterator[Content]:
+    def _sort(self, step: Step, owners: Words, *, copied: bool = False) -> Iterator[Content]:
         """Yield the rows of a step that may go, keep those that wait, and forget or declare those that never will."""
         known, positions = self._known, _positions(step)
         late = positions >= known.limits.take(owners)
@@ -236,7 +239,7 @@ class Holding:
             for stream, loss in self._losses(positions[never], owners[never]):
                 yield from self._lose(stream, loss, UNCONFIRMED)
 
-    def _keep(self, part: Step, owners: IntArray) -> Iterator[Content]:
+    def _keep(self, part: Step, owners: Words) -> Iterator[Content]:
         streams = [self._by_place[at] for at in np.unique(owners).tolist()]
         if self.held_bytes >= self._max_bytes:
             if not streams[0].blocks:
@@ -246,7 +249,7 @@ class Holding:
             self.full = True
         self._wait(_Waiting(part, streams, owners))
 
-    def _losses(self, positions: IntArray, owners: IntArray) -> Iterator[tuple[_Stream, Loss]]:
+    def _losses(self, positions: Positions, owners: Words) -> Iterator[tuple[_Stream, Loss]]:
         for at in np.unique(owners).tolist():
             stream, mine = self._by_place[at], positions[owners == at]
             loss = Loss(
@@ -318,7 +321,7 @@ class Holding:
             self._lasts[stream.at] = rewind.first_pos - 1
             yield rewind
 
-    def _wait_rows(self, part: Step, owners: IntArray) -> None:
+    def _wait_rows(self, part: Step, owners: Words) -> None:
         self._wait(_Waiting(part, [self._by_place[at] for at in np.unique(owners).tolist()], owners))
 
     def _wait(self, waiting: _Waiting) -> None:
@@ -330,7 +333,7 @@ class Holding:
             self._held[stream.at] = stream
 
 
-def _positions(step: Step) -> IntArray:
+def _positions(step: Step) -> Positions:
     return np.frombuffer(step.payload, "<i4", step.rows, step.positions_at)
 
 

@@ -174,6 +174,24 @@ class Limits:
         self._entries[at], self._beside[at] = 0, -FINAL
         self._free.append(at)
 
+    def words_of(self, places: Words) -> tuple[Words, Words]:
+        """Return what `all_real` needs of some places: where their words stand, and those of length 1."""
+        return self._entries.take(places), self._beside.take(places) + 1
+
+    def all_real(self, entries: Words, ones: Words, positions: npt.NDArray[np.int32]) -> bool:
+        """Whether every position is below the length of its stream now, and nothing else is to be said of any.
+
+        Args:
+            entries: from `words_of` [n].
+            ones: from `words_of` [n].
+            positions: one for each [n].
+        """
+        beyond = self._table.take(entries)
+        beyond -= ones
+        beyond -= positions
+        # Below 0, which is huge without a sign: not known yet. Huge: final, or of another round.
+        return bool(beyond.view(np.uint64).max() < 1 << 31)
+
     def look(self) -> npt.NDArray[np.bool_]:
         """Read the lengths of all streams; return by place whether anything is new [places], empty without slots."""
         return self._look(slice(0, self._places if self.slots else 0))
