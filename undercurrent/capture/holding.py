@@ -338,7 +338,8 @@ def _positions(step: Step) -> Positions:
 
 
 def _copy(step: Step) -> Step:
-    return Step(memoryview(bytes(step.payload)))
+    # Writable, as the ring itself is: torch takes no other memory.
+    return Step(memoryview(bytearray(step.payload)))
 
 
 def _part(step: Step, mask: Mask) -> Step:
@@ -359,4 +360,5 @@ def _part(step: Step, mask: Mask) -> Step:
         mask
     ].tobytes()
     data = np.frombuffer(step.payload, np.uint8, step.rows * row_bytes, step.data_at).reshape(-1, row_bytes)[mask]
-    return Step(memoryview(bytes(head) + data.tobytes()))
+    head += data.tobytes()
+    return Step(memoryview(head))

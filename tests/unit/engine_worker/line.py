@@ -16,7 +16,7 @@ from undercurrent.capture.ring import Ring
 from undercurrent.codec import Codec, positions, token_ids
 from undercurrent.protocol.messages import ActivationBlock, PromptRequest, Sampling, StreamEnded, StreamStarted
 from undercurrent.protocol.worker_types import Prompt, RunKey
-from undercurrent.spec import parse_dict
+from undercurrent.spec import Overflow, parse_dict
 
 CODEC = Codec()
 
@@ -74,7 +74,7 @@ class Line:
         settings = PublisherSettings(
             ring=ring.path, identity=Identity(engine="e", incarnation=1, model="m"), kafka={}, topics={"p": "t"},
             partitions={"p": 1}, max_record_bytes={"p": 1 << 20}, interval_ms=2.0, max_held_bytes=max_held_bytes,
-            blocking=("p",) if point.overflow.value == "block" else (),
+            blocking=("p",) if point.overflow is Overflow.BLOCK else (),
         )  # fmt: skip
         loop = PublisherLoop(
             settings, ring.reader(), self.broker, self._hear_report, self._stop.wait, lengths=ring.lengths

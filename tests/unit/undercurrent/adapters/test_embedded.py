@@ -539,7 +539,7 @@ class LateFake(FakeEngine):
 
 class LateAdapter(EmbeddedAdapter):
     def __init__(self):
-        super().__init__(tensors="numpy")
+        super().__init__()
         self.gate = threading.Event()
         self.gate.set()
 
