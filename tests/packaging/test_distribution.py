@@ -141,3 +141,9 @@ def test_the_package_says_its_version(installed: Path, tmp_path: Path) -> None:
         "undercurrent",
         PROJECT["project"]["version"],
     ]
+
+
+def test_the_steady_step_is_built_in_machine_code_where_there_is_a_compiler(installed: Path) -> None:
+    code = "from undercurrent.capture import steady; print(steady.AVAILABLE)"
+    there = run(installed / "python", "-c", code, cwd=installed).strip()
+    assert there == str(shutil.which("cc") is not None)

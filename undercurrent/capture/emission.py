@@ -30,7 +30,7 @@ class Emission:
         self._block_timeout_s = block_timeout_s
         self._gave_up_at = -1
         self._uncommitted: list[Lane] = []
-        self._buffers: dict[TapGroup, npt.NDArray[np.uint8]] = {}
+        self.buffers: dict[TapGroup, npt.NDArray[np.uint8]] = {}
         self._views: dict[TapGroup, memoryview] = {}
 
     def use(self, buffers: dict[TapGroup, npt.NDArray[np.uint8]]) -> None:
@@ -39,7 +39,7 @@ class Emission:
         Args:
             buffers: per tap group, the rows of the current step as bytes, uint8 [max rows, row_bytes].
         """
-        self._buffers = buffers
+        self.buffers = buffers
         self._views = {group: array.reshape(-1).data for group, array in buffers.items()}
 
     def emit(self, lane: Lane, batch: Batch, now_us: int, steps: int) -> bool:
@@ -72,7 +72,7 @@ class Emission:
         return True
 
     def _gather(self, lane: Lane, target: npt.NDArray[np.uint8]) -> None:
-        buffer, encoder = self._buffers[lane.point.group], lane.point.encoder
+        buffer, encoder = self.buffers[lane.point.group], lane.point.encoder
         if encoder is None:
             np.take(buffer, lane.rows, axis=0, out=target, mode="clip")
         elif lane.first >= 0:

@@ -8,12 +8,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from undercurrent.capture.frames import step_head
 from undercurrent.capture.points import CapturePoint
+
+if TYPE_CHECKING:
+    from undercurrent.capture._steady import Steady
 
 IntArray = npt.NDArray[np.integer]
 
@@ -146,7 +150,7 @@ class Lane:
         first: first row where `rows` are contiguous, else -1.
         end: row after the last, where they are.
         sent: steps whose frame was committed.
-        last_sent: number of the plan's step (from 0) that was sent last.
+        last_sent: number of the plan's step (from 0) that was sent last, -1 for none.
     """
 
     number: int
@@ -161,7 +165,7 @@ class Lane:
     first: int
     end: int
     sent: int = 0
-    last_sent: int = 0
+    last_sent: int = -1
     position_bytes: memoryview = field(init=False)
     token_bytes: memoryview = field(init=False)
     frame_bytes: int = field(init=False)
@@ -181,7 +185,7 @@ class Plan:
         engine_ids: the batch, in slot order.
         rows: of the batch.
         starts: `query_start` of the batch, raw.
-        expected: positions computed before the next step, the int32 of all slots read as one number.
+        expected: positions computed before its first step, the int32 of all slots read as one number.
         one_each: what a step of one token a slot adds to it.
         lanes: the frames of a step.
         requests: requests with an order in this batch, their first row and their real rows per step.
@@ -189,6 +193,9 @@ class Plan:
         valid_for: steps that the selectors' answers hold.
         steps: steps done.
         token_ids: input token ids of all rows of each step done.
+        steady: writes later steps in machine code, None where this plan cannot be written that way.
+        sent: steps that it wrote.
+        last_sent: number of the plan's step (from 0) that it wrote last.
     """
 
     engine_ids: list[str]
@@ -202,17 +209,22 @@ class Plan:
     valid_for: int
     steps: int = 0
     token_ids: list[bytes] = field(default_factory=list)
+    steady: Steady | None = None
+    sent: int = 0
+    last_sent: int = -1
 
     def settle(self) -> None:
         """Add what its steps did to the counts of requests and streams; a settled plan is not used again."""
         ids = np.frombuffer(b"".join(self.token_ids), np.int32).reshape(self.steps, self.rows)
         for (request, row, count), base in zip(self.requests, self.base, strict=True):
             request.remember(base, ids[:, row : row + count].reshape(-1))
+        self.steady = None
         for lane in self.lanes:
-            if lane.sent:
+            sent, last_sent = lane.sent + self.sent, max(lane.last_sent, self.last_sent)
+            if sent:
                 for stream, count, last in zip(lane.streams, lane.counts, lane.last, strict=True):
-                    stream.emitted += count * lane.sent
-                    stream.last_pos = max(stream.last_pos, last + lane.last_sent)
+                    stream.emitted += count * sent
+                    stream.last_pos = max(stream.last_pos, last + last_sent)
 
     def same_rows(self, other: Plan) -> bool:
         """Whether both send the same rows of the same streams."""

@@ -73,12 +73,18 @@ class RingWriter:
     Args:
         words: the ring's header, 8-byte words.
         data: the ring's frames.
+
+    Attributes:
+        words: as above.
+        data: as above.
+        reserve_bytes: that data frames leave to control frames.
+        max_payload: largest payload that can ever fit.
     """
 
     def __init__(self, words: memoryview, data: memoryview) -> None:
-        self._words = words
+        self.words = self._words = words
         self._capacity = len(data)
-        self._reserve = int(words[W_RESERVE])
+        self.reserve_bytes = self._reserve = int(words[W_RESERVE])
         self._head = self._cursor = int(words[W_HEAD])
         self._tail = int(words[W_TAIL])
         self._frames = 0
@@ -142,6 +148,15 @@ class RingWriter:
     def released_bytes(self) -> int:
         """Bytes that the reader has given back so far; the number stands still while the reader does."""
         return int(self._words[W_TAIL])
+
+    @property
+    def settled(self) -> bool:
+        """Whether everything that was written is shown and nothing waits."""
+        return not self._pending and self._cursor == self._head
+
+    def moved(self, head: int) -> None:
+        """Go on behind frames that were written and shown by another way; only when `settled`."""
+        self._head = self._cursor = head
 
     def commit(self) -> None:
         """Show everything since the last commit to the reader."""

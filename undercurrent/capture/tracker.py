@@ -28,6 +28,7 @@ from undercurrent.capture.losses import Losses
 from undercurrent.capture.plan import Batch, Plan, Request, Stream, build_plan
 from undercurrent.capture.points import CapturePoint, Order, TapGroup, tap_groups
 from undercurrent.capture.sides import RingWriter
+from undercurrent.capture.steady import steady_step
 from undercurrent.errors import CaptureError
 
 _HEAD_ROWS_BYTES = 32
@@ -43,6 +44,7 @@ class Tracker:
         writer: where frames go.
         block_timeout_s: how long a point with `overflow: block` waits for the reader, per frame.
         check_plans: build and compare a plan in every step.
+        machine_code: write steady steps in machine code, where it was built.
         clock_us: now, microseconds since the Unix epoch.
 
     Raises:
@@ -57,11 +59,13 @@ class Tracker:
         *,
         block_timeout_s: float = 1.0,
         check_plans: bool = False,
+        machine_code: bool = True,
         clock_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         self._writer = writer
         self._emission = Emission(writer, block_timeout_s)
         self._check_plans = check_plans
+        self._machine_code = machine_code
         self._clock_us = clock_us
         self._requests: dict[str, Request] = {}
         self._keys: set[tuple[str, int, int]] = set()
@@ -265,6 +269,8 @@ class Tracker:
             stale: tap groups whose buffers are not of this step: their rows are declared lost.
         """
         now_us = self._clock_us()
+        if not stale and self._goes_on(batch, now_us):
+            return
         self._writer.beat(batch.step, now_us)
         if not self._requests:
             self._writer.commit()
@@ -285,7 +291,23 @@ class Tracker:
         self._emission.commit(plan.steps)
         plan.token_ids.append(batch.token_bytes[: 4 * batch.rows].tobytes())
         plan.steps += 1
-        plan.expected += plan.one_each
+
+    def _goes_on(self, batch: Batch, now_us: int) -> bool:
+        """Write a step that is as its plan expects, in machine code; return whether that was so."""
+        plan = self._plan
+        if plan is None or plan.steady is None or batch.kept is not None or self._losses or not self._writer.settled:
+            return False
+        ids, computed, starts, tokens = batch.engine_ids, batch.computed_bytes, batch.starts_bytes, batch.token_bytes
+        head = plan.steady.run(plan.steps, batch.step, batch.rows, now_us, ids, computed, starts, tokens)
+        if head < 0:
+            return False
+        self._writer.moved(head)
+        plan.sent += 1
+        plan.last_sent = plan.steps
+        plan.steps += 1
+        if self._check_plans:
+            self._check_positions(plan, self._checked(plan, batch))
+        return True
 
     def _current(self, batch: Batch) -> Plan:
         plan = self._plan
@@ -295,20 +317,33 @@ class Tracker:
             and batch.kept is None
             and plan.steps < plan.valid_for
             and plan.rows == batch.rows
-            and plan.expected == int.from_bytes(batch.computed_bytes[:size], sys.byteorder)
+            and plan.expected + plan.steps * plan.one_each == int.from_bytes(batch.computed_bytes[:size], sys.byteorder)
             and plan.starts == batch.starts_bytes[: size + 4].tobytes()
             and plan.engine_ids == batch.engine_ids
         ):
-            if self._check_plans:
-                self._needed = self._build(batch)
-                if not plan.same_rows(self._needed):
-                    raise CaptureError("the plan in use differs from the one this step needs")
+            self._needed = self._checked(plan, batch) if self._check_plans else None
             return plan
         self._retire()
         self._look_back(batch)
-        self._plan = self._build(batch)
-        self._lanes += len(self._plan.lanes)
-        return self._plan
+        self._plan = plan = self._build(batch)
+        self._lanes += len(plan.lanes)
+        if self._machine_code:
+            computed = batch.computed[: len(batch.engine_ids)]
+            plan.steady = steady_step(plan, computed, self._writer, self._emission.buffers)
+        return plan
+
+    def _checked(self, plan: Plan, batch: Batch) -> Plan:
+        """Return the plan that a step needs, having compared it with the one in use."""
+        needed = self._build(batch)
+        if not plan.same_rows(needed):
+            raise CaptureError("the plan in use differs from the one this step needs")
+        return needed
+
+    @staticmethod
+    def _check_positions(plan: Plan, needed: Plan) -> None:
+        for lane, other in zip(plan.lanes, needed.lanes, strict=True):
+            if lane.position_bytes != other.position_bytes:
+                raise CaptureError("the positions of the plan in use differ from those that this step needs")
 
     def _look_back(self, batch: Batch) -> None:
         """Take back what was captured of positions that are computed again, now of other tokens."""
@@ -355,9 +390,7 @@ class Tracker:
                 # mode="clip": with "raise" NumPy gathers into a buffer of its own first.
                 batch.computed.take(lane.rows, out=lane.positions, mode="clip")
         if self._needed is not None:
-            for lane, needed in zip(plan.lanes, self._needed.lanes, strict=True):
-                if lane.position_bytes != needed.position_bytes:
-                    raise CaptureError("the positions of the plan in use differ from those that this step needs")
+            self._check_positions(plan, self._needed)
 
     def _retire(self) -> None:
         if self._plan is not None:

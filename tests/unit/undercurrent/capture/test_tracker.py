@@ -87,10 +87,10 @@ def run(sim, data, *, drain):
         sim.tracker.step(Batch(sim.steps, 0, [], np.zeros(0, np.int32), np.zeros(1, np.int32), np.zeros(0, np.int32)))
 
 
-@given(jobs(), st.data())
-@settings(deadline=None, max_examples=150)
-def test_every_wanted_position_comes_exactly_once_with_its_row(jobs, data):
-    sim = Sim(jobs)
+@given(jobs(), st.data(), st.booleans())
+@settings(deadline=None, max_examples=200)
+def test_every_wanted_position_comes_exactly_once_with_its_row(jobs, data, machine_code):
+    sim = Sim(jobs, machine_code=machine_code)
     try:
         run(sim, data, drain="always")
         sim.check(lossless=True)
@@ -98,10 +98,10 @@ def test_every_wanted_position_comes_exactly_once_with_its_row(jobs, data):
         sim.close()
 
 
-@given(jobs(), st.data())
-@settings(deadline=None, max_examples=100)
-def test_what_a_full_ring_loses_is_declared_in_place(jobs, data):
-    sim = Sim(jobs, ring_bytes=4096)
+@given(jobs(), st.data(), st.booleans())
+@settings(deadline=None, max_examples=150)
+def test_what_a_full_ring_loses_is_declared_in_place(jobs, data, machine_code):
+    sim = Sim(jobs, ring_bytes=4096, machine_code=machine_code)
     try:
         run(sim, data, drain="sometimes")
         sim.check(lossless=False)
