@@ -52,9 +52,7 @@ class Emission:
             steps: that the plan has done before this one.
         """
         head, size = lane.head, lane.frame_bytes
-        at = self._writer.reserve(FrameKind.STEP, size)
-        if at < 0 and lane.point.blocks:
-            at = self._wait(size, steps)
+        at = self._place(lane, steps)
         if at < 0:
             return False
         ring, row_bytes, data_at, end = self._ring, lane.point.row_bytes, at + len(head), at + size
@@ -67,18 +65,32 @@ class Emission:
         if lane.first >= 0 and lane.point.encoder is None:
             ring[data_at:end] = self._views[lane.point.group][lane.first * row_bytes : lane.end * row_bytes]
         else:
-            self._gather(lane, self._ring_bytes[data_at:end].reshape(-1, row_bytes))
+            target = self._ring_bytes[data_at:end].reshape(-1, row_bytes)
+            _gather(lane, self.buffers[lane.point.group], target)
         self._uncommitted.append(lane)
         return True
 
-    def _gather(self, lane: Lane, target: npt.NDArray[np.uint8]) -> None:
-        buffer, encoder = self.buffers[lane.point.group], lane.point.encoder
-        if encoder is None:
-            np.take(buffer, lane.rows, axis=0, out=target, mode="clip")
-        elif lane.first >= 0:
-            encoder.encode(buffer[lane.first : lane.end], target)
-        else:
-            encoder.encode(buffer.take(lane.rows, axis=0, mode="clip"), target)
+    def emit_kept(
+        self, lane: Lane, rows: npt.NDArray[np.uint8], token_ids: npt.NDArray[np.int32], stamp: tuple[int, int]
+    ) -> bool:
+        """Write a frame of rows that were kept, between two steps, and show it; return whether there was room.
+
+        Args:
+            lane: says which of the rows.
+            rows: as they lay in the buffer of the lane's group, uint8 [n, row_bytes of the group].
+            token_ids: of the rows, int32 [n].
+            stamp: step, and microseconds since the Unix epoch.
+        """
+        at = self._place(lane, 0)
+        if at < 0:
+            return False
+        data_at = at + len(lane.head)
+        STEP_STAMP.pack_into(lane.head, 0, *stamp)
+        token_ids.take(lane.rows, out=lane.tokens, mode="clip")
+        self._ring[at:data_at] = lane.head
+        _gather(lane, rows, self._ring_bytes[data_at : at + lane.frame_bytes].reshape(-1, lane.point.row_bytes))
+        self._writer.commit()
+        return True
 
     def commit(self, steps: int) -> None:
         """Show the reader what was written.
@@ -97,6 +109,11 @@ class Emission:
         self._writer.rollback()
         self._uncommitted.clear()
 
+    def _place(self, lane: Lane, steps: int) -> int:
+        """Return the offset of a lane's frame, -1 where there is no room for it."""
+        at = self._writer.reserve(FrameKind.STEP, lane.frame_bytes)
+        return self._wait(lane.frame_bytes, steps) if at < 0 and lane.point.blocks else at
+
     def _wait(self, size: int, steps: int) -> int:
         """Wait for the reader, as the point's policy says; return the offset of the frame's payload or -1."""
         self.commit(steps)
@@ -112,3 +129,13 @@ class Emission:
         # go on. That a smaller frame still finds room says nothing of the reader.
         self._gave_up_at = self._writer.released_bytes
         return -1
+
+
+def _gather(lane: Lane, buffer: npt.NDArray[np.uint8], target: npt.NDArray[np.uint8]) -> None:
+    encoder = lane.point.encoder
+    if encoder is None:
+        np.take(buffer, lane.rows, axis=0, out=target, mode="clip")
+    elif lane.first >= 0:
+        encoder.encode(buffer[lane.first : lane.end], target)
+    else:
+        encoder.encode(buffer.take(lane.rows, axis=0, mode="clip"), target)

@@ -80,6 +80,8 @@ class Open:
         shards: how many there are.
         opened_at_us: microseconds since the Unix epoch.
         slot: where its length stands (see `lengths`), -1 where nobody says.
+        tail: index and offset of a position that counts from the end of the generation, empty for any other. Where the
+            length is confirmed the rows that may be meant come at the end, in a frame of their own.
     """
 
     stream: int
@@ -104,6 +106,7 @@ class Open:
     opened_at_us: int = 0
     row_shape: tuple[int, ...] = ()
     slot: int = -1
+    tail: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +269,7 @@ _CONTROLS = {
         (Fault, FrameKind.ERROR),
     )
 }
-_TUPLES = {"layers", "row_shape"}
+_TUPLES = {"layers", "row_shape", "tail"}
 _LOSS = tuple(item.name for item in fields(Loss))
 
 

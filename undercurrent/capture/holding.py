@@ -14,6 +14,9 @@ While anything waits, lengths are read once per `read`: within one reading of th
 not change, so positions that grow, as a stream's do, cannot overtake each other. A frame of which everything may go
 costs one comparison of arrays, however many rows it has.
 
+Of a position that counts from the end all rows that may be meant come together (`tails`); they wait for the last
+length, and the one that it names goes.
+
 What waits is bounded. Beyond `max_bytes` a point with `overflow: block` stops the reading (`full`); rows of others
 are lost, and declared with the reason `unconfirmed`.
 """
@@ -22,23 +25,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 
 import numpy as np
-import numpy.typing as npt
 
-from undercurrent.capture.frames import STEP_STAMP, Close, Content, Drop, Loss, Open, Rewind, Step, decode, step_head
+from undercurrent.capture.frames import Close, Content, Drop, Loss, Open, Rewind, Step, decode
 from undercurrent.capture.lengths import Limits, Words
+from undercurrent.capture.parts import Positions, copy_of, part_of, positions_of
+from undercurrent.capture.selectors import Tail
 from undercurrent.capture.sides import RingReader
 
 UNCONFIRMED = "unconfirmed"
 
 _KNOWN_PLANS = 256
-# Plans number up from 0; a part of a frame must not pass for the whole of one.
-_PART_PLANS = count(1 << 63)
-
-Positions = npt.NDArray[np.int32]
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
@@ -54,6 +52,9 @@ class _Stream:
         cut: rows that were past the end.
         lost: rows that were given up here.
         unlost: rows that the capture side declared lost, and that were past the end.
+        tail: its position, where that counts from the end and somebody says where that is.
+        prompt_len: tokens of its prompt.
+        cached_prefix: positions below this have no row.
     """
 
     number: int
@@ -64,6 +65,9 @@ class _Stream:
     cut: int = 0
     lost: int = 0
     unlost: int = 0
+    tail: Tail | None = None
+    prompt_len: int = 0
+    cached_prefix: int = 0
 
 
 @dataclass(slots=True)
@@ -99,6 +103,7 @@ class Holding:
         self._blocking = None if blocking is None else frozenset(blocking)
         self._streams: dict[int, _Stream] = {}
         self._by_place: dict[int, _Stream] = {}
+        self._tails: dict[int, _Stream] = {}
         self._lasts = np.zeros(len(self._known.limits), np.int64)
         self._plans: dict[int, tuple[Words, Words, Words]] = {}
         self._queue: list[_Waiting] = []
@@ -147,7 +152,7 @@ class Holding:
             match content:
                 case Step():
                     assert waiting.owners is not None  # noqa: S101 - a step has them
-                    yield from self._sort(content, waiting.owners, copied=True)
+                    yield from (self._sort if stream.tail is None else self._pick)(content, waiting.owners, copied=True)
                 case Loss():
                     yield from self._lose(stream, content, waiting.reason)
                 case Close():
@@ -197,6 +202,10 @@ class Holding:
         blocks = self._blocking is None or opened.point in self._blocking
         stream = _Stream(opened.stream, at, opened.slot >= 0, blocks)
         self._streams[opened.stream] = self._by_place[at] = stream
+        if opened.tail and stream.slotted:
+            stream.tail = Tail.at(*opened.tail)
+            stream.prompt_len, stream.cached_prefix = opened.prompt_len, opened.cached_prefix
+            self._tails[at] = stream
         if len(self._lasts) < len(self._known.limits):
             self._lasts = np.resize(self._lasts, len(self._known.limits))
         self._lasts[at] = -1
@@ -205,7 +214,11 @@ class Holding:
         if not self._known.slots:
             return (step,)
         owners, entries, ones = self._plans.get(step.plan) or self._plan(step)
-        positions = _positions(step)
+        if self._tails and int(owners[0]) in self._tails:
+            if not self._queue:
+                self._known.look()
+            return tuple(self._pick(step, owners))
+        positions = positions_of(step)
         if not self._queue:
             # Nothing waits that newer lengths could let overtake.
             if self._known.all_real(entries, ones, positions):
@@ -225,25 +238,44 @@ class Holding:
 
     def _sort(self, step: Step, owners: Words, *, copied: bool = False) -> Iterator[Content]:
         """Yield the rows of a step that may go, keep those that wait, and forget or declare those that never will."""
-        known, positions = self._known, _positions(step)
+        known, positions = self._known, positions_of(step)
         late = positions >= known.limits.take(owners)
         never = late & (known.final | known.gone).take(owners)
         real, waits = ~late, late & ~never
         if real.any():
             self._lasts[owners[real]] = positions[real]
-            yield step if real.all() else _part(step, real)
+            yield step if real.all() else part_of(step, real)
         if waits.any():
-            part = _part(step, waits) if not waits.all() else step if copied else _copy(step)
+            part = part_of(step, waits) if not waits.all() else step if copied else copy_of(step)
             yield from self._keep(part, owners[waits])
         if never.any():
             for stream, loss in self._losses(positions[never], owners[never]):
                 yield from self._lose(stream, loss, UNCONFIRMED)
 
+    def _pick(self, step: Step, owners: Words, *, copied: bool = False) -> Iterator[Content]:
+        """Yield the row that a stream's position names; keep all that it may name until the last length is known."""
+        at = int(owners[0])
+        if not (self._known.final[at] or self._known.gone[at]):
+            yield from self._keep(step if copied else copy_of(step), owners)
+            return
+        named = self._named(self._tails[at])
+        meant = positions_of(step) == named
+        self._tails[at].cut += int((~meant).sum())
+        if meant.any():
+            self._lasts[at] = named
+            yield part_of(step, meant)
+
+    def _named(self, stream: _Stream) -> int:
+        """Return the position that a stream's selector names by its last length, -1 for none or where that is gone."""
+        if stream.tail is None or not self._known.final[stream.at]:
+            return -1
+        return stream.tail.position(stream.prompt_len, int(self._known.limits[stream.at]))
+
     def _keep(self, part: Step, owners: Words) -> Iterator[Content]:
         streams = [self._by_place[at] for at in np.unique(owners).tolist()]
         if self.held_bytes >= self._max_bytes:
             if not streams[0].blocks:
-                for stream, loss in self._losses(_positions(part), owners):
+                for stream, loss in self._losses(positions_of(part), owners):
                     yield from self._lose(stream, loss, UNCONFIRMED)
                 return
             self.full = True
@@ -283,10 +315,12 @@ class Holding:
         else:
             stream.unlost += rows
 
-    def _end(self, stream: _Stream, closed: Close) -> Iterator[Close]:
+    def _end(self, stream: _Stream, closed: Close) -> Iterator[Content]:
         if stream.waiting:
             self._wait(_Waiting(closed, (stream,)))
             return
+        yield from self._missing(stream, closed)
+        self._tails.pop(stream.at, None)
         del self._streams[stream.number], self._by_place[stream.at]
         self._known.remove(stream.at)
         if stream.cut or stream.lost or stream.unlost:
@@ -298,16 +332,28 @@ class Holding:
             )
         yield closed
 
+    def _missing(self, stream: _Stream, closed: Close) -> Iterator[Drop]:
+        """Declare that the row of a position that counts from the end never came, or that nobody knows which it was."""
+        named, gone = self._named(stream), bool(self._known.gone[stream.at])
+        came = self._lasts[stream.at] >= 0 or closed.dropped or stream.lost
+        if stream.tail is None or closed.reason != "finished" or came:
+            return
+        if named >= stream.cached_prefix or (gone and closed.emitted):
+            stream.lost, stream.cut = stream.lost + 1, stream.cut - 1
+            position = named if named >= 0 else closed.last_pos
+            loss = Loss(stream=stream.number, messages=1, rows=1, first_pos=position, last_pos=position)
+            yield Drop(reason=UNCONFIRMED, losses=(loss,), dropped_at_us=closed.closed_at_us)
+
     def _rewind(self, stream: _Stream, rewind: Rewind) -> Iterator[Rewind]:
         """Forget what waits and is void by now; yield the rewind if something has gone out that is."""
         full = self.full
         for waiting in self._emptied() if stream.waiting else ():
             content, owners = waiting.content, waiting.owners
             if isinstance(content, Step) and owners is not None and stream in waiting.streams:
-                valid = (owners != stream.at) | (_positions(content) < rewind.first_pos)
+                valid = (owners != stream.at) | (positions_of(content) < rewind.first_pos)
                 stream.cut += int((~valid).sum())
                 if valid.any():
-                    self._wait_rows(_part(content, valid), owners[valid])
+                    self._wait_rows(part_of(content, valid), owners[valid])
             elif isinstance(content, Loss) and stream in waiting.streams and content.first_pos >= rewind.first_pos:
                 self._never_was(stream, content.rows, waiting.reason)
             else:
@@ -331,34 +377,3 @@ class Holding:
         for stream in waiting.streams:
             stream.waiting += 1
             self._held[stream.at] = stream
-
-
-def _positions(step: Step) -> Positions:
-    return np.frombuffer(step.payload, "<i4", step.rows, step.positions_at)
-
-
-def _copy(step: Step) -> Step:
-    # Writable, as the ring itself is: torch takes no other memory.
-    return Step(memoryview(bytearray(step.payload)))
-
-
-def _part(step: Step, mask: Mask) -> Step:
-    """Return some rows of a step as a step of their own, copied.
-
-    Args:
-        step: all of them.
-        mask: which [rows].
-    """
-    streams, counts = step.table()
-    segments, kept = np.unique(np.repeat(np.arange(len(counts)), counts)[mask], return_counts=True)
-    rows, row_bytes = int(kept.sum()), step.row_bytes
-    numbers = [streams[segment] for segment in segments.tolist()]
-    head, positions_at, tokens_at = step_head(next(_PART_PLANS), numbers, kept.tolist(), row_bytes)
-    STEP_STAMP.pack_into(head, 0, step.step, step.captured_at_us)
-    head[positions_at:tokens_at] = _positions(step)[mask].tobytes()
-    head[tokens_at : tokens_at + 4 * rows] = np.frombuffer(step.payload, "<i4", step.rows, step.tokens_at)[
-        mask
-    ].tobytes()
-    data = np.frombuffer(step.payload, np.uint8, step.rows * row_bytes, step.data_at).reshape(-1, row_bytes)[mask]
-    head += data.tobytes()
-    return Step(memoryview(head))

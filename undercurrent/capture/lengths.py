@@ -47,6 +47,19 @@ def place(slot: int, size: int) -> tuple[int, int]:
     return entry, (rounds & _ROUNDS) << LENGTH_BITS
 
 
+def length_in(words: memoryview, slot: int) -> tuple[int, bool]:
+    """Return what a table says of a slot right now: the length, 0 where nothing was said, and whether it is final.
+
+    Args:
+        words: `Ring.lengths`.
+        slot: from `LengthTable.take`, plus the index of the child.
+    """
+    entry, beside = place(slot, len(words))
+    word = int(words[entry])
+    length = (word & (FINAL - 1)) - beside
+    return (length, word >= FINAL) if 0 <= length < 1 << LENGTH_BITS else (0, False)
+
+
 class LengthTable:
     """The writing side; one thread of one process.
 

@@ -8,7 +8,8 @@ from undercurrent.capture.frames import Drop, Loss, encode
 from undercurrent.capture.plan import Lane
 from undercurrent.capture.sides import RingWriter
 
-_LOSSES_PER_FRAME = 32
+# So many fit the smallest ring.
+_LOSSES_PER_FRAME = 16
 
 
 class Losses:

@@ -6,25 +6,19 @@ Pure: requests, positions and counts in, arrays out. `tracker` decides when a pl
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from undercurrent.capture.frames import step_head
 from undercurrent.capture.points import CapturePoint
+from undercurrent.capture.selectors import Watch
 
 if TYPE_CHECKING:
     from undercurrent.capture._steady import Steady
 
-IntArray = npt.NDArray[np.integer]
-
 _UNKNOWN = (-1).to_bytes(4, sys.byteorder, signed=True)
-
-LOOKAHEAD = 64
-"""Steps that a selector is asked about beforehand: a steady plan is rebuilt at least that often."""
 
 
 @dataclass(slots=True)
@@ -74,6 +68,8 @@ class Stream:
         emitted: rows in step frames.
         dropped: rows declared lost.
         last_pos: last position in a step frame, -1 for none.
+        ended_at: position of the stop token that ended it, -1 where none has.
+        tail_base: where its last rows are kept, -1 where its point has no tail.
     """
 
     number: int
@@ -81,6 +77,8 @@ class Stream:
     emitted: int = 0
     dropped: int = 0
     last_pos: int = -1
+    ended_at: int = -1
+    tail_base: int = -1
 
 
 @dataclass(slots=True)
@@ -93,6 +91,7 @@ class Request:
         streams: one per point that it wants.
         done: positions below this were considered; a preempted request that computes them again emits nothing.
         key: (request_id, attempt, index).
+        slot: where its length is confirmed (see `lengths`), -1 where nobody does.
         history: input token ids of positions `first` to `done`, int32 as bytes.
         first: position that `history` begins with.
     """
@@ -102,6 +101,7 @@ class Request:
     streams: tuple[Stream, ...]
     done: int
     key: tuple[str, int, int]
+    slot: int = -1
     history: bytearray = field(default_factory=bytearray)
     first: int = field(init=False)
 
@@ -128,7 +128,10 @@ class Request:
         return low + int(different[0]) if len(different) else -1
 
     def rewind(self, position: int) -> None:
-        """Forget everything from a position on."""
+        """Forget everything from a position on, the end of a stream by a token behind it included."""
+        for stream in self.streams:
+            if stream.ended_at >= position:
+                stream.ended_at = -1
         del self.history[max(0, 4 * (position - self.first)) :]
         self.done = min(self.done, position)
 
@@ -178,6 +181,23 @@ class Lane:
 
 
 @dataclass(slots=True)
+class TailLane:
+    """Rows of one point that a step keeps.
+
+    Args:
+        point: whose.
+        rows: of the batch [n].
+        positions: of those rows in the plan's first step [n].
+        bases: first place of each row's stream [n].
+    """
+
+    point: CapturePoint
+    rows: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    bases: npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
 class Plan:
     """What every step does until something changes.
 
@@ -188,6 +208,9 @@ class Plan:
         expected: positions computed before its first step, the int32 of all slots read as one number.
         one_each: what a step of one token a slot adds to it.
         lanes: the frames of a step.
+        tails: rows that a step keeps.
+        ends: streams that end in its first step, and at which position.
+        watch: what ends streams in its later steps.
         requests: requests with an order in this batch, their first row and their real rows per step.
         base: positions at the plan's first step, for each of `requests`.
         valid_for: steps that the selectors' answers hold.
@@ -204,6 +227,9 @@ class Plan:
     expected: int
     one_each: int
     lanes: tuple[Lane, ...]
+    tails: tuple[TailLane, ...]
+    ends: tuple[tuple[Stream, int], ...]
+    watch: Watch | None
     requests: tuple[tuple[Request, int, int], ...]
     base: tuple[int, ...]
     valid_for: int
@@ -230,144 +256,7 @@ class Plan:
         """Whether both send the same rows of the same streams."""
 
         def table(plan: Plan) -> list[tuple[object, ...]]:
-            return [(x.point.name, tuple(s.number for s in x.streams), x.counts, x.rows.tobytes()) for x in plan.lanes]
+            sent = [(x.point.name, tuple(s.number for s in x.streams), x.counts, x.rows.tobytes()) for x in plan.lanes]
+            return sent + [(x.point.name, x.bases.tobytes(), x.rows.tobytes()) for x in plan.tails]
 
         return table(self) == table(other)
-
-
-class _Gather:
-    """Collects the rows of one point."""
-
-    def __init__(self, point: CapturePoint) -> None:
-        self.point = point
-        self.streams: list[Stream] = []
-        self.spans: list[range] = []  # positions
-        self.shifts: list[int] = []  # from a row to its position
-
-    def add(self, stream: Stream, span: range, shift: int) -> None:
-        """Take one stream's positions, `shift` above their rows."""
-        self.streams.append(stream)
-        self.spans.append(span)
-        self.shifts.append(shift)
-
-    def lanes(self, number: int, max_rows: int) -> list[Lane]:
-        """Return frames of at most `max_rows` rows each; a stream's rows may be split over two of them."""
-        if not self.streams:
-            return []
-        counts = [len(span) for span in self.spans]
-        if max(counts) == 1:
-            positions = np.array([span.start for span in self.spans])
-        else:
-            positions = np.concatenate([np.arange(span.start, span.stop, span.step) for span in self.spans])
-        rows = positions - np.repeat(self.shifts, counts)
-        if len(rows) <= max_rows:
-            return [self._lane(number, self.streams, counts, positions, rows)]
-        owners = np.repeat(np.arange(len(counts)), counts)
-        out: list[Lane] = []
-        for first in range(0, len(rows), max_rows):
-            part = slice(first, first + max_rows)
-            present, part_counts = np.unique(owners[part], return_counts=True)
-            streams = [self.streams[owner] for owner in present]
-            out.append(self._lane(number + len(out), streams, part_counts.tolist(), positions[part], rows[part]))
-        return out
-
-    def _lane(
-        self,
-        number: int,
-        streams: Sequence[Stream],
-        counts: list[int],
-        positions: npt.NDArray[np.int64],
-        rows: npt.NDArray[np.int64],
-    ) -> Lane:
-        head, positions_at, tokens_at = step_head(number, [s.number for s in streams], counts, self.point.row_bytes)
-        count, first = len(rows), int(rows[0])
-        contiguous = int(rows[-1]) - first == count - 1
-        lane = Lane(
-            number=number,
-            last=tuple(positions[np.cumsum(counts) - 1].tolist()),
-            point=self.point,
-            streams=tuple(streams),
-            counts=tuple(counts),
-            rows=rows,
-            head=head,
-            positions=np.frombuffer(head, np.int32, count, positions_at),
-            tokens=np.frombuffer(head, np.int32, count, tokens_at),
-            first=first if contiguous else -1,
-            end=first + count if contiguous else -1,
-        )
-        lane.positions[:] = positions
-        return lane
-
-
-def build_plan(
-    number: int,
-    engine_ids: Sequence[str],
-    computed: IntArray,
-    starts: IntArray,
-    requests: Mapping[str, Request],
-    points: Sequence[CapturePoint],
-    max_rows: Mapping[str, int],
-    kept: IntArray | None = None,
-) -> Plan:
-    """Return the plan of one step, and of those after it as long as it holds.
-
-    Args:
-        number: of its first lane; the others follow.
-        engine_ids: the batch, in slot order.
-        computed: positions computed before this step, per slot [n].
-        starts: first row of each slot, and the row after the last [n + 1].
-        requests: those with an order, by engine id.
-        points: all configured points.
-        max_rows: per point, rows that one frame may have.
-        kept: per slot, how many of its first rows are real; None where all are.
-    """
-    gathers = {point.name: _Gather(point) for point in points}
-    present: list[tuple[Request, int, int]] = []
-    base: list[int] = []
-    steady = kept is None and int(starts[-1] - starts[0]) == len(engine_ids)
-    valid_for = LOOKAHEAD if steady else 1
-    for slot, engine_id in enumerate(engine_ids):
-        request = requests.get(engine_id)
-        if request is None:
-            continue
-        start, row = int(computed[slot]), int(starts[slot])
-        count = int(starts[slot + 1]) - row if kept is None else int(kept[slot])
-        present.append((request, row, count))
-        base.append(start)
-        low = max(start, request.done)
-        if low > start:
-            valid_for = 1
-        for stream in request.streams:
-            wanted = stream.point.select(low, start + count, request.prompt_len)
-            if steady and valid_for > 1:
-                valid_for = min(valid_for, _holds_for(stream.point, start, request.prompt_len))
-            if wanted:
-                gathers[stream.point.name].add(stream, wanted, start - row)
-    lanes: list[Lane] = []
-    for gather in gathers.values():
-        lanes += gather.lanes(number + len(lanes), max_rows[gather.point.name])
-    return Plan(
-        engine_ids=list(engine_ids),
-        rows=int(starts[-1]),
-        starts=starts.tobytes(),
-        expected=_as_number(computed),
-        one_each=_as_number(np.ones(len(engine_ids), np.int32)),
-        lanes=tuple(lanes),
-        requests=tuple(present),
-        base=tuple(base),
-        valid_for=valid_for,
-    )
-
-
-def _as_number(values: IntArray) -> int:
-    return int.from_bytes(values.tobytes(), sys.byteorder)
-
-
-def _holds_for(point: CapturePoint, start: int, prompt_len: int) -> int:
-    """Return for how many steps of one token, from position `start` on, the point's answer stays the same."""
-    wanted = point.select(start, start + LOOKAHEAD, prompt_len)
-    if not wanted:
-        return LOOKAHEAD
-    if wanted[0] != start:
-        return wanted[0] - start
-    return len(wanted) if wanted.step == 1 else 1

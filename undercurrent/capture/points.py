@@ -12,9 +12,10 @@ from typing import Any
 
 from undercurrent.capture.encoding import Encoder, encoder_of
 from undercurrent.capture.projection import Projection, load_projection
+from undercurrent.capture.selectors import Stop, Tail
 from undercurrent.capture.sharding import Share
 from undercurrent.errors import CaptureError
-from undercurrent.spec import CaptureDtype, ExecutionMode, ExtractionPoint, Overflow, TensorType, UntilKind
+from undercurrent.spec import CaptureDtype, ExecutionMode, ExtractionPoint, Overflow, TensorType
 
 ELEMENT_BYTES: Mapping[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 SHAPED = (TensorType.KV, TensorType.ROUTER_TOPK)
@@ -64,6 +65,8 @@ class CapturePoint:
         encoder: makes what is published of what lies in the buffer; None publishes that as it is.
         shard: which shard of its streams is written here.
         shards: how many shards its streams have.
+        tail: a position that counts from the end of the generation; `select` wants nothing then.
+        stop: a token that ends its streams.
     """
 
     name: str
@@ -76,6 +79,8 @@ class CapturePoint:
     encoder: Encoder | None = None
     shard: int = 0
     shards: int = 1
+    tail: Tail | None = None
+    stop: Stop | None = None
 
     @property
     def width(self) -> int:
@@ -132,14 +137,26 @@ class CapturePoint:
             name=point.name,
             group=TapGroup(tensor_type=point.tensor_type.value, layers=share.layers, dtype=source, width=taken),
             row_shape=shape,
-            select=point.positions,
+            select=_nothing if point.needs_final_length else point.positions,
             blocks=point.overflow is Overflow.BLOCK,
             token_ids=point.token_ids,
             point_hash=_hash(point, projection),
             encoder=encoder,
             shard=share.shard,
             shards=share.shards,
+            tail=Tail(point.position) if point.needs_final_length else None,
+            stop=_stop(point),
         )
+
+
+def _nothing(start: int, _stop: int, _prompt_len: int) -> range:
+    return range(start, start)
+
+
+def _stop(point: ExtractionPoint) -> Stop | None:
+    token = point.until.stop_token
+    # A token that a stride skips may be the one that ends it.
+    return Stop(token, replace(point, stride=1).positions) if isinstance(token, int) else None
 
 
 def _projection(point: ExtractionPoint, width: int) -> Projection | None:
@@ -173,8 +190,7 @@ def _refuse(point: ExtractionPoint, layers: int, shapes: Mapping[str, tuple[int,
         ),
         "execution_mode inline belongs to the embedded adapter": point.execution_mode is ExecutionMode.INLINE,
         "overflow drop_oldest cannot act in a ring whose reader owns its tail": point.overflow is Overflow.DROP_OLDEST,
-        "until stop_token is not supported in a pipeline yet": point.until.kind is UntilKind.STOP_TOKEN,
-        "its position is known only when the request has ended": point.needs_final_length,
+        "until stop_token is a text, which nobody has turned into a token id": isinstance(point.until.stop_token, str),
         f"final_norm has one layer, {layers} on this model": (
             point.tensor_type is TensorType.FINAL_NORM and point.layers != (layers,)
         ),

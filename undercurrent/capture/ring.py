@@ -253,7 +253,7 @@ class Ring:
         # MAP_POPULATE has mapped the pages of a shared mapping for reading alone. A kernel before 5.14 knows no advice.
         with contextlib.suppress(OSError):
             self._map.madvise(_MADV_POPULATE_WRITE)
-        return RingWriter(self.words, self.data)
+        return RingWriter(self.words, self.data, self.lengths)
 
     def reader(self) -> RingReader:
         """Claim the reading side.

@@ -73,15 +73,17 @@ class RingWriter:
     Args:
         words: the ring's header, 8-byte words.
         data: the ring's frames.
+        lengths: its table of lengths.
 
     Attributes:
         words: as above.
         data: as above.
+        lengths: as above.
         reserve_bytes: that data frames leave to control frames.
         max_payload: largest payload that can ever fit.
     """
 
-    def __init__(self, words: memoryview, data: memoryview) -> None:
+    def __init__(self, words: memoryview, data: memoryview, lengths: memoryview) -> None:
         self.words = self._words = words
         self._capacity = len(data)
         self.reserve_bytes = self._reserve = int(words[W_RESERVE])
@@ -90,6 +92,7 @@ class RingWriter:
         self._frames = 0
         self._pending: deque[tuple[int, bytes]] = deque()
         self.data = data
+        self.lengths = lengths
         # A frame of this size always fits once the reader has caught up, wherever in the buffer the head stands.
         self.max_payload = ((len(data) - self._reserve) // 2 & -ALIGNMENT) - FRAME_HEAD_BYTES
 

@@ -69,7 +69,9 @@ def steady_step(
         writer: of the ring.
         buffers: per tap group, the rows of the current step as bytes, uint8 [max rows, row_bytes].
     """
-    if _STEADY is None or plan.valid_for < 2 or any(lane.point.encoder is not None for lane in plan.lanes):
+    if _STEADY is None or plan.valid_for < 2 or plan.tails or plan.watch is not None:
+        return None
+    if any(lane.point.encoder is not None for lane in plan.lanes):
         return None
     lanes = tuple(_described(lane, buffers[lane.point.group]) for lane in plan.lanes)
     return _STEADY(

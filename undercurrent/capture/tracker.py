@@ -23,12 +23,15 @@ import numpy as np
 import numpy.typing as npt
 
 from undercurrent.capture.emission import Emission
-from undercurrent.capture.frames import STEP_HEAD, Close, Fault, Open, Rewind, encode
+from undercurrent.capture.frames import STEP_HEAD, Close, Fault, Rewind, encode
 from undercurrent.capture.losses import Losses
-from undercurrent.capture.plan import Batch, Plan, Request, Stream, build_plan
+from undercurrent.capture.opening import opening, slot_of
+from undercurrent.capture.plan import Batch, Plan, Request, Stream
+from undercurrent.capture.planning import build_plan
 from undercurrent.capture.points import CapturePoint, Order, TapGroup, tap_groups
 from undercurrent.capture.sides import RingWriter
 from undercurrent.capture.steady import steady_step
+from undercurrent.capture.tails import Tails
 from undercurrent.errors import CaptureError
 
 _HEAD_ROWS_BYTES = 32
@@ -74,6 +77,8 @@ class Tracker:
         self._lanes = 0
         self._streams = 0
         self._losses = Losses(writer, clock_us)
+        self._tails = Tails(self._emission, self._losses, writer.lengths)
+        self._step = 0
         self.set_points(points, buffers)
 
     def set_points(self, points: Sequence[CapturePoint], buffers: dict[TapGroup, npt.NDArray[np.uint8]]) -> None:
@@ -94,6 +99,7 @@ class Tracker:
         self._retire()
         self._points = known
         self._emission.use(buffers)
+        self._tails.use(points)
         self._max_rows = max_rows
 
     @property
@@ -129,6 +135,7 @@ class Tracker:
         cached_prefix: int,
         lora: str = "",
         weights_version: str = "",
+        cached_ids: Sequence[int] = (),
     ) -> None:
         """Open the streams of a request.
 
@@ -140,6 +147,7 @@ class Tracker:
             cached_prefix: positions that will not be computed.
             lora: LoRA adapter, empty for none.
             weights_version: of the model, empty for those that it was loaded with.
+            cached_ids: token ids of those positions, where they are known: a stop token may stand there.
 
         Raises:
             CaptureError: this request is being captured already.
@@ -153,36 +161,28 @@ class Tracker:
             if point is None:  # all of its layers are another rank's
                 continue
             self._streams += 1
-            streams.append(Stream(self._streams, point))
-            opened = Open(
-                stream=self._streams,
-                request_id=order.request_id,
-                attempt=order.attempt,
+            stream = Stream(self._streams, point)
+            if point.stop is not None:
+                stream.ended_at = point.stop.first(0, np.array(cached_ids, np.int32), prompt_len)
+            self._tails.open(stream)
+            streams.append(stream)
+            opened = opening(
+                stream,
+                order,
                 index=index,
-                point=name,
-                partition=order.partition,
                 prompt_len=prompt_len,
                 cached_prefix=cached_prefix,
-                tensor_type=point.group.tensor_type,
-                layers=point.group.layers,
-                width=point.width,
-                row_shape=point.row_shape,
-                dtype=point.dtype,
-                token_ids=point.token_ids,
-                point_hash=point.point_hash,
-                tenant=order.tenant,
                 lora=lora,
                 weights_version=weights_version,
-                shard=point.shard,
-                shards=point.shards,
-                opened_at_us=self._clock_us(),
-                slot=order.slot + index if order.slot >= 0 else -1,
+                now_us=self._clock_us(),
             )
             self._writer.put_control(*encode(opened))
         if streams:
             self._retire()
             self._keys.add(key)
-            self._requests[engine_id] = Request(engine_id, prompt_len, tuple(streams), cached_prefix, key)
+            self._requests[engine_id] = Request(
+                engine_id, prompt_len, tuple(streams), cached_prefix, key, slot_of(order, index)
+            )
 
     def close(self, engine_id: str, reason: str = "finished", detail: str = "") -> None:
         """End the streams of a request; an id without streams is nothing.
@@ -196,8 +196,11 @@ class Tracker:
         if request is None:
             return
         self._retire()
+        if reason == "finished":
+            self._write_tails(request)
         self._losses.declare(wait=True)
         for stream in request.streams:
+            self._tails.close(stream)
             closed = Close(
                 stream=stream.number,
                 reason=reason,
@@ -210,6 +213,13 @@ class Tracker:
             self._writer.put_control(*encode(closed))
         del self._requests[engine_id]
         self._keys.discard(request.key)
+
+    def _write_tails(self, request: Request) -> None:
+        self._losses.declare(wait=True)
+        for stream in request.streams:
+            if stream.point.tail is not None:
+                stamp = self._step, self._clock_us()
+                self._lanes += self._tails.write(request, stream, self._lanes, stamp)
 
     def fail(self, engine_ids: Collection[str], detail: str) -> None:
         """End the streams of some requests because capturing them went wrong; the engine goes on.
@@ -269,6 +279,7 @@ class Tracker:
             stale: tap groups whose buffers are not of this step: their rows are declared lost.
         """
         now_us = self._clock_us()
+        self._step = batch.step
         if not stale and self._goes_on(batch, now_us):
             return
         self._writer.beat(batch.step, now_us)
@@ -289,8 +300,15 @@ class Tracker:
                 self._losses.add(lane, "ring_full")
                 lost.add(name)
         self._emission.commit(plan.steps)
+        if plan.tails:
+            self._tails.keep(plan, self._emission.buffers, batch, stale)
+        ended = plan.ends if not plan.steps else () if plan.watch is None else plan.watch.ended(batch)
         plan.token_ids.append(batch.token_bytes[: 4 * batch.rows].tobytes())
         plan.steps += 1
+        if ended:
+            for stream, position in ended:
+                stream.ended_at = position
+            self._retire()
 
     def _goes_on(self, batch: Batch, now_us: int) -> bool:
         """Write a step that is as its plan expects, in machine code; return whether that was so."""
@@ -367,19 +385,7 @@ class Tracker:
                 stream.last_pos = position - 1
 
     def _build(self, batch: Batch) -> Plan:
-        count = len(batch.engine_ids)
-        starts = batch.starts[: count + 1]
-        if starts[0] != 0 or starts[count] != batch.rows:
-            raise CaptureError(f"a batch of {count} requests does not cover the {batch.rows} rows of its step")
-        points = tuple(self._points.values())
-        computed, kept = batch.computed[:count], None if batch.kept is None else batch.kept[:count]
-        self._check_kept(kept, starts)
-        return build_plan(self._lanes, batch.engine_ids, computed, starts, self._requests, points, self._max_rows, kept)
-
-    @staticmethod
-    def _check_kept(kept: npt.NDArray[np.int32] | None, starts: npt.NDArray[np.int32]) -> None:
-        if kept is not None and ((kept < 0) | (kept > np.diff(starts))).any():
-            raise CaptureError("a batch keeps more rows of a request than its step computed")
+        return build_plan(self._lanes, batch, self._requests, tuple(self._points.values()), self._max_rows)
 
     def _advance(self, plan: Plan, batch: Batch) -> None:
         """Set the positions of a later step: one row a slot, whose position is what the slot had computed before."""

@@ -250,6 +250,7 @@ class WorkerCapture:
                 index=child_index(order, engine_id),
                 prompt_len=len(request.prompt_token_ids),
                 cached_prefix=request.num_computed_tokens,
+                cached_ids=request.prompt_token_ids[: request.num_computed_tokens],
                 lora=compat.lora_of(request),
                 weights_version=str(self._weights) if self._weights else "",
             )

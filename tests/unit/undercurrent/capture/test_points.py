@@ -31,7 +31,7 @@ def point(**fields):
         ({"layers": 4}, "layers 0 to 3"),
         ({"layers": 3, "tensor_type": "final_norm"}, "one layer, 4"),
         ({"reduce": {"project": "nowhere.safetensors"}}, "reduce.project: nowhere.safetensors: cannot be read"),
-        ({"position": "generated[-1]"}, "only when the request has ended"),
+        ({"until": {"stop_token": "."}}, "stop_token is a text"),
     ],
 )
 def test_what_cannot_be_captured_is_refused_by_name(fields, match):

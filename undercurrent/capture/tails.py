@@ -1,0 +1,179 @@
+"""Rows that may turn out to be the last ones: what `generated[-k]` names is known only when the request has ended.
+
+The last computed rows of such a stream are kept here, in a ring of a few rows, and leave for the reader only with its
+end. The rows of all streams of a point stand in one array, so that a step is one gather and one scatter however many
+there are.
+
+A request ends before the engine hears of it: an end that only the front end sees (a stop string, an abort) comes some
+steps late, and rows past it were computed meanwhile. Where somebody confirms lengths (see `lengths`) all rows that may
+be meant are written then, and who reads the ring picks the one (see `holding`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from undercurrent.capture.emission import Emission
+from undercurrent.capture.lengths import length_in
+from undercurrent.capture.losses import Losses
+from undercurrent.capture.plan import Batch, Plan, Request, Stream, TailLane
+from undercurrent.capture.planning import make_lane
+from undercurrent.capture.points import CapturePoint, TapGroup
+from undercurrent.capture.selectors import NOWHERE
+
+
+class TailRows:
+    """The kept rows of one point's streams.
+
+    Args:
+        point: it has a tail.
+    """
+
+    def __init__(self, point: CapturePoint) -> None:
+        assert point.tail is not None  # noqa: S101 - the caller's choice
+        self.point = point
+        self.depth = point.tail.depth
+        self.tokens = np.zeros(0, np.int32)
+        self.rows = np.zeros((0, point.group.row_bytes), np.uint8)
+        self._positions = np.zeros(0, np.int64)
+        self._free: list[int] = []
+
+    def take(self) -> int:
+        """Return the first place of a new stream."""
+        if not self._free:
+            self._grow()
+        base = self._free.pop()
+        self._positions[base : base + self.depth] = NOWHERE
+        return base
+
+    def give(self, base: int) -> None:
+        """Give a stream's places back."""
+        self._free.append(base)
+
+    def keep(
+        self, lane: TailLane, buffer: npt.NDArray[np.uint8], batch: Batch, steps: int, *, believed: bool = True
+    ) -> None:
+        """Keep the rows of a step.
+
+        Args:
+            lane: of this point.
+            buffer: rows of the step.
+            batch: of the step.
+            steps: that the lane's plan has done before this one.
+            believed: whether the buffer holds this step's rows.
+        """
+        positions = lane.positions + steps
+        places = lane.bases + positions % self.depth
+        self._positions[places] = positions if believed else NOWHERE
+        if believed:
+            self.tokens[places] = batch.token_ids[lane.rows]
+            self.rows[places] = buffer[lane.rows]
+
+    def find(self, base: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the places of some positions of a stream, -1 where one is not kept."""
+        places = base + positions % self.depth
+        return np.where(self._positions[places] == positions, places, NOWHERE)
+
+    def _grow(self) -> None:
+        streams = len(self._positions) // self.depth
+        more = max(4, streams) * self.depth
+        self.tokens = np.concatenate([self.tokens, np.zeros(more, np.int32)])
+        self.rows = np.concatenate([self.rows, np.zeros((more, self.rows.shape[1]), np.uint8)])
+        self._positions = np.concatenate([self._positions, np.full(more, NOWHERE)])
+        self._free += [streams * self.depth + at for at in range(0, more, self.depth)]
+
+
+class Tails:
+    """The kept rows of all points.
+
+    Args:
+        emission: writes them at the end.
+        losses: where rows are declared lost.
+        lengths: of the requests, as they are confirmed (see `lengths`).
+    """
+
+    def __init__(self, emission: Emission, losses: Losses, lengths: memoryview) -> None:
+        self._emission = emission
+        self._losses = losses
+        self._lengths = lengths
+        self._rows: dict[str, TailRows] = {}
+
+    def use(self, points: Iterable[CapturePoint]) -> None:
+        """Keep rows of these points from now on; those of points that stay stay."""
+        before, self._rows = self._rows, {}
+        for point in points:
+            if point.tail is not None:
+                known = before.get(point.name)
+                self._rows[point.name] = known if known is not None and known.point is point else TailRows(point)
+
+    def open(self, stream: Stream) -> None:
+        """Keep the last rows of a stream."""
+        if stream.point.tail is not None:
+            stream.tail_base = self._rows[stream.point.name].take()
+
+    def keep(
+        self, plan: Plan, buffers: Mapping[TapGroup, npt.NDArray[np.uint8]], batch: Batch, stale: Collection[TapGroup]
+    ) -> None:
+        """Keep the rows of a step.
+
+        Args:
+            plan: of the step.
+            buffers: per tap group, the rows of the step.
+            batch: of the step.
+            stale: tap groups whose buffers are not of this step.
+        """
+        for lane in plan.tails:
+            group = lane.point.group
+            self._rows[lane.point.name].keep(lane, buffers[group], batch, plan.steps, believed=group not in stale)
+
+    def close(self, stream: Stream) -> None:
+        """Forget the rows of a stream."""
+        if stream.tail_base >= 0:
+            self._rows[stream.point.name].give(stream.tail_base)
+            stream.tail_base = -1
+
+    def write(self, request: Request, stream: Stream, number: int, stamp: tuple[int, int]) -> int:
+        """Write what may be meant by the position of a stream whose request has ended; return the frames.
+
+        Args:
+            request: it belongs to; its computed positions are all known.
+            stream: its point has a tail.
+            number: of the frame, which no lane has.
+            stamp: step and microseconds since the Unix epoch of the frame.
+        """
+        kept, tail = self._rows[stream.point.name], stream.point.tail
+        assert tail is not None  # noqa: S101 - the caller's choice
+        wanted = tail.candidates(request.prompt_len, self._possible(request))
+        # What came from the prefix cache has no row, here as elsewhere.
+        positions = np.array([p for p in wanted if request.first <= p < request.done], np.int64)
+        if not len(positions):
+            return 0
+        places = kept.find(stream.tail_base, positions)
+        held = places != NOWHERE
+        frames = 0
+        for reason, some in (("stale_tap", ~held), ("ring_full", held)):
+            if not some.any():
+                continue
+            lane = make_lane(
+                number + frames, stream.point, (stream,), (int(some.sum()),), positions[some], places[some]
+            )
+            frames += 1
+            if some is held and self._emission.emit_kept(lane, kept.rows, kept.tokens, stamp):
+                stream.emitted += len(lane.rows)
+                stream.last_pos = int(lane.positions[-1])
+            else:
+                self._losses.add(lane, reason)
+        return frames
+
+    def _possible(self, request: Request) -> range:
+        """Return the lengths that a request may turn out to have had."""
+        # A token is sampled of every computed position from the prompt's last on.
+        longest = request.done + 1
+        if request.slot < 0:
+            return range(longest, longest + 1)
+        known, final = length_in(self._lengths, request.slot)
+        known = min(known, longest)
+        return range(known, known + 1) if final else range(known, longest + 1)
