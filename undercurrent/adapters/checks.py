@@ -1,4 +1,4 @@
-"""What every engine refuses in a request, whatever runs the model."""
+"""What every engine refuses in a request or a point, whatever runs the model."""
 
 from __future__ import annotations
 
@@ -7,8 +7,30 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 from undercurrent.adapters.base import EngineRequest
-from undercurrent.errors import BadRequestError
+from undercurrent.errors import BadRequestError, CaptureError
 from undercurrent.spec import ExtractionPoint
+
+
+def with_token_id(point: ExtractionPoint, encode: Callable[[str], Sequence[int]]) -> ExtractionPoint:
+    """Return a point whose stop token is a token id: where the model runs there are no texts.
+
+    Args:
+        point: from a spec.
+        encode: text to token ids, without any that a tokenizer adds.
+
+    Raises:
+        CaptureError: its text is not one token.
+    """
+    text = point.until.stop_token
+    if not isinstance(text, str):
+        return point
+    ids = list(encode(text))
+    if len(ids) != 1:
+        raise CaptureError(
+            f"point {point.name!r}: until.stop_token {text!r:.40} is {len(ids)} tokens of this model; accepted: the "
+            "text of one token, or its id"
+        )
+    return dataclasses.replace(point, until=dataclasses.replace(point.until, stop_token=int(ids[0])))
 
 
 async def checked_request(

@@ -27,6 +27,7 @@ from undercurrent.adapters.base import (
     EngineRequest,
     OpenEngine,
 )
+from undercurrent.adapters.checks import with_token_id
 from undercurrent.adapters.route import PointSignal, Route, capture_of
 from undercurrent.adapters.routing import numpy_rows, torch_rows
 from undercurrent.adapters.session import Session
@@ -212,7 +213,7 @@ class EmbeddedAdapter(EngineAdapter):
         points = tuple(ProbeSpec(extraction_points=tuple(extraction_points)).extraction_points)
         for point in points:
             try:
-                capture = dataclasses.replace(capture_of(point), name=point.name)
+                capture = dataclasses.replace(capture_of(self._with_token_id(point)), name=point.name)
                 CapturePoint.of(
                     capture,
                     layers=info.layers,
@@ -220,11 +221,10 @@ class EmbeddedAdapter(EngineAdapter):
                     model_dtype=info.dtype,
                     shapes=info.row_shapes,
                 )
-                self._stop_token(point)
             except CaptureError as exc:
                 raise WorkerExtractionError(str(exc)) from exc
             self._warn_of_waiting(point)
-        different = len({capture_of(point).name for point in points})
+        different = len({capture_of(self._with_token_id(point)).name for point in points})
         if different > MAX_POINTS:
             raise WorkerExtractionError(
                 f"{different} points that capture different rows; accepted: {MAX_POINTS} a request"
@@ -347,10 +347,9 @@ class EmbeddedAdapter(EngineAdapter):
             job.request_id,
             attempt,
             engine_id,
-            job.points,
+            [self._with_token_id(point) for point in job.points],
             job.router,
             lambda: self._stop_now(engine_id),
-            stop_tokens={p.name: token for p in job.points if (token := self._stop_token(p)) is not None},
             collect=job.collect,
         )
         # Without its capture: the engine may not know these points yet.
@@ -384,22 +383,8 @@ class EmbeddedAdapter(EngineAdapter):
             if entered:
                 await to_the_end(job.router.end_request, job.request_id)
 
-    def _stop_token(self, point: ExtractionPoint) -> int | None:
-        """Return the token id that ends a point with `until: stop_token`.
-
-        Raises:
-            CaptureError: its text is not one token.
-        """
-        token = point.until.stop_token
-        if not isinstance(token, str):
-            return token
-        ids = list(self.tokenizer.encode(token, add_special_tokens=False))
-        if len(ids) != 1:
-            raise CaptureError(
-                f"point {point.name!r}: until.stop_token {token!r:.40} is {len(ids)} tokens of this model; "
-                "accepted: the text of one token, or its id"
-            )
-        return int(ids[0])
+    def _with_token_id(self, point: ExtractionPoint) -> ExtractionPoint:
+        return with_token_id(point, lambda text: self.tokenizer.encode(text, add_special_tokens=False))
 
     def _warn_of_waiting(self, point: ExtractionPoint) -> None:
         waits = point.intervention is not None and point.intervention.mode is InterventionMode.BLOCK_UNTIL_SIGNAL

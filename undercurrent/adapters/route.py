@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,29 +18,17 @@ from undercurrent.spec import (
     ExtractionPoint,
     Overflow,
     ProbeKind,
-    UntilKind,
-    UntilPolicy,
-    parse_position,
 )
 
 
 def capture_of(point: ExtractionPoint) -> ExtractionPoint:
     """Return what the engine captures for a point of an in-process router; points that need the same get equal ones.
 
-    What only the driver can know stays with it: which row is the last one, which token ends the capture, and how the
-    probe is run.
+    How the probe is run stays with the driver.
     """
-    by_token = point.until.kind is UntilKind.STOP_TOKEN
-    # An offset may lead from the first generated tokens back into the prompt.
-    late = parse_position("*" if point.position.offset < 0 else "generated[*]")
-    position = late if point.needs_final_length else point.position
     wanted = replace(
         point,
         name="capture",
-        position=position,
-        # A token that is skipped may be the one that ends it.
-        stride=1 if by_token else point.stride,
-        until=UntilPolicy() if by_token else point.until,
         probe_type=None,
         probe_kind=ProbeKind.TRAJECTORY,
         execution_mode=ExecutionMode.ASYNC,
@@ -72,27 +60,6 @@ class PointSignal:
         return self.extraction_point_name, self.signal.action, self.signal.token_pos, self.signal.layer
 
 
-@dataclass(slots=True)
-class _Feed:
-    """One point that reads a stream."""
-
-    point: ExtractionPoint
-    stop_token: int | None
-    kept: deque[tuple[int, Sequence[Any], float]] | None
-    ended: bool = False
-
-    @classmethod
-    def of(cls, point: ExtractionPoint, stop_token: int | None) -> _Feed:
-        rows = -point.position.index - min(0, point.position.offset) if point.needs_final_length else 0
-        return cls(point, stop_token, deque(maxlen=rows) if rows else None)
-
-    def skips(self, position: int, prompt_len: int) -> bool:
-        """Whether a position lies between the steps of a stride that the capture leaves to us."""
-        if self.stop_token is None or self.point.stride == 1:
-            return False
-        return (position - self.point.position.bounds(prompt_len)[0]) % self.point.stride != 0
-
-
 class Route:
     """One request on its way through the router.
 
@@ -100,10 +67,9 @@ class Route:
         request_id: the caller's id.
         attempt: number that no other run of this adapter has.
         engine_id: the engine's id.
-        points: what it registered.
+        points: what it registered; a stop token is an id.
         router: where its records go.
         stop: called when an inline probe asks for an abort, from the thread that drains or from the probe's.
-        stop_tokens: token id that ends a point with `until: stop_token`, by the point's name.
         collect: keep every signal, not only the one that stops the request.
     """
 
@@ -116,7 +82,6 @@ class Route:
         router: Router,
         stop: Callable[[], None],
         *,
-        stop_tokens: Mapping[str, int],
         collect: bool,
     ) -> None:
         self.request_id = request_id
@@ -126,11 +91,11 @@ class Route:
         self.gone = False
         self.stopped_by: PointSignal | None = None
         self.captures: dict[str, ExtractionPoint] = {}
-        self._feeds: dict[str, list[_Feed]] = {}
+        self._points: dict[str, list[ExtractionPoint]] = {}
         for point in points:
             capture = capture_of(point)
             self.captures[capture.name] = capture
-            self._feeds.setdefault(capture.name, []).append(_Feed.of(point, stop_tokens.get(point.name)))
+            self._points.setdefault(capture.name, []).append(point)
         self.router = router
         self._stop = stop
         self.collect = collect
@@ -144,7 +109,11 @@ class Route:
 
     def wants_prompt(self, prompt_len: int) -> bool:
         """Whether any of its points wants a token of the prompt."""
-        return any(capture.positions(0, prompt_len, prompt_len) for capture in self.captures.values())
+        return any(
+            # An offset may lead from the last tokens back into the prompt.
+            capture.position.offset < 0 if capture.needs_final_length else capture.positions(0, prompt_len, prompt_len)
+            for capture in self.captures.values()
+        )
 
     def complete(self, computed: int | None) -> bool:
         """Whether every row that its streams will ever have has been routed.
@@ -156,57 +125,38 @@ class Route:
             return False
         return all(stream.closed or stream.has_all(computed) for stream in self._streams.values())
 
-    def finish(self) -> None:
-        """Route the rows whose place was known only at the end: what `generated[-k]` names among those computed."""
-        for stream in self._streams.values():
-            for feed in stream.feeds:
-                if feed.kept is None:
-                    continue
-                total = stream.last_pos - stream.opened.prompt_len + 1
-                wanted = feed.point.position.resolve_absolute(stream.opened.prompt_len, total) if total > 0 else None
-                for position, row, at in feed.kept:
-                    if position == wanted:
-                        self._send(stream, feed, position, row, at)
-                feed.kept.clear()
+    @property
+    def at_the_end(self) -> bool:
+        """Whether a row may still come that only the end of its stream brings."""
+        return any(not stream.closed and stream.capture.needs_final_length for stream in self._streams.values())
 
     def open(self, opened: Open) -> Stream:
         """Take up one of its streams."""
-        stream = Stream(self, opened, self.captures[opened.point], self._feeds[opened.point])
+        stream = Stream(self, opened, self.captures[opened.point], self._points[opened.point])
         self._streams[opened.point] = stream
         return stream
 
-    def take(
-        self, stream: Stream, positions: Sequence[int], token_ids: Sequence[int], vectors: Sequence[Any], at: float
-    ) -> None:
+    def take(self, stream: Stream, positions: Sequence[int], vectors: Sequence[Any], at: float) -> None:
         """Route some positions of one of its streams.
 
         Args:
             stream: of this route.
             positions: absolute, ascending [n].
-            token_ids: input token at each [n].
             vectors: one per (token, layer) [n * layers].
             at: when they were captured, seconds since the Unix epoch.
         """
         depth = len(stream.opened.layers)
-        for n, (position, token_id) in enumerate(zip(positions, token_ids, strict=True)):
+        for n, position in enumerate(positions):
             stream.rows += 1
-            stream.last_pos = position
-            row = vectors[n * depth : (n + 1) * depth]
-            for feed in stream.feeds:
-                if feed.ended:
-                    continue
-                if feed.kept is not None:
-                    feed.kept.append((position, row, at))
-                elif not feed.skips(position, stream.opened.prompt_len):
-                    self._send(stream, feed, position, row, at)
-                feed.ended = token_id == feed.stop_token
+            for point in stream.points:
+                self._send(stream, point, position, vectors[n * depth : (n + 1) * depth], at)
 
-    def _send(self, stream: Stream, feed: _Feed, position: int, row: Sequence[Any], at: float) -> None:
-        name, opened = feed.point.name, stream.opened
+    def _send(self, stream: Stream, point: ExtractionPoint, position: int, row: Sequence[Any], at: float) -> None:
+        name, opened = point.name, stream.opened
         is_generated = position >= opened.prompt_len
         for layer, tensor in zip(opened.layers, row, strict=True):
             record = ActivationRecord(
-                self.request_id, name, layer, position, feed.point.tensor_type, tensor, is_generated, at
+                self.request_id, name, layer, position, point.tensor_type, tensor, is_generated, at
             )
             signal = self.router.route(record)
             if signal is None:
@@ -225,7 +175,7 @@ class Route:
             name: of the point.
             signal: one that acts.
         """
-        point = next((feed.point for feeds in self._feeds.values() for feed in feeds if feed.point.name == name), None)
+        point = next((point for points in self._points.values() for point in points if point.name == name), None)
         if point is None or point.execution_mode is not ExecutionMode.INLINE or self.stopped_by is not None:
             return
         if signal.action is ProbeAction.ABORT:
@@ -242,26 +192,25 @@ class Stream:
         route: it belongs to.
         opened: what its first frame said.
         capture: what the engine captures for it.
-        feeds: the points that read it.
+        points: those that read it.
     """
 
-    __slots__ = ("capture", "closed", "feeds", "last_pos", "opened", "route", "rows")
+    __slots__ = ("capture", "closed", "opened", "points", "route", "rows")
 
-    def __init__(self, route: Route, opened: Open, capture: ExtractionPoint, feeds: list[_Feed]) -> None:
+    def __init__(self, route: Route, opened: Open, capture: ExtractionPoint, points: list[ExtractionPoint]) -> None:
         self.route = route
         self.opened = opened
         self.capture = capture
-        self.feeds = feeds
+        self.points = points
         self.rows = 0
-        self.last_pos = -1
         self.closed = False
 
     def has_all(self, computed: int | None) -> bool:
-        """Whether every wanted row of so many computed positions has come; never where their number is not known.
+        """Whether every wanted row of so many computed positions has come; never where only the end tells.
 
         An engine that goes on for a moment may give the last token a row as well.
         """
-        if computed is None:
+        if computed is None or self.capture.needs_final_length or self.capture.until.stop_token is not None:
             return False
         opened = self.opened
         return self.rows >= len(self.capture.positions(opened.cached_prefix, computed, opened.prompt_len))

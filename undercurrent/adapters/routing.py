@@ -176,7 +176,6 @@ class StreamRouter:
         data = payload[step.data_at : step.data_at + step.rows * step.row_bytes]
         vectors = self._rows(data, opened.dtype, opened.row_shape or (opened.width,))
         positions = struct.unpack_from(f"<{step.rows}i", payload, step.positions_at)
-        token_ids = struct.unpack_from(f"<{step.rows}i", payload, step.tokens_at)
         depth, at, first = len(opened.layers), step.captured_at_us / 1e6, 0
         for stream, count in zip(streams, counts, strict=True):
             part = slice(first, first + count)
@@ -185,7 +184,7 @@ class StreamRouter:
                 continue
             route = stream.route
             try:
-                route.take(stream, positions[part], token_ids[part], vectors[part.start * depth : first * depth], at)
+                route.take(stream, positions[part], vectors[part.start * depth : first * depth], at)
             # A router that refuses the records of one request must not cost the others theirs.
             except ProbingError as exc:
                 route.error = route.error or exc

@@ -8,9 +8,9 @@ import dataclasses
 import logging
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 
-from undercurrent.adapters.background import BackgroundLoop, in_thread
+from undercurrent.adapters.background import BackgroundLoop
 from undercurrent.adapters.base import EngineDelta, EngineRequest, OpenEngine
 from undercurrent.adapters.route import PointSignal, Route
 from undercurrent.adapters.routing import Rows, StreamRouter
@@ -182,25 +182,24 @@ class Session:
         if delta.finish_reason is not None:
             if delta.finish_reason != "abort":
                 # The last token was sampled, not computed.
-                await self._settle(route, delta.prompt_tokens + generated - 1)
-            await in_thread(self._finish, route)
+                await self._settle(lambda: route.complete(delta.prompt_tokens + generated - 1), route)
+            else:
+                await self._settle(lambda: not route.at_the_end, route)
         if route.error is not None:
             raise route.error
 
-    def _finish(self, route: Route) -> None:
-        with self._alone():
-            route.finish()
+    async def _settle(self, settled: Callable[[], bool], route: Route) -> None:
+        """Wait until every row of a request that has ended was routed.
 
-    async def _settle(self, route: Route, computed: int) -> None:
-        """Wait until every row of a request that ran to its end was routed.
+        Args:
+            settled: whether it was.
+            route: of the request.
 
         Raises:
             CaptureError: the engine does not say where its streams end.
         """
-        if route.complete(computed):
-            return
         deadline = self.background.loop.time() + _TAIL_S
-        while not route.complete(None) and route.error is None:
+        while not settled() and route.error is None:
             if self.background.loop.time() > deadline:
                 raise CaptureError(f"the records of request {route.request_id!r:.80} did not arrive in {_TAIL_S:.0f} s")
             await asyncio.sleep(_TAIL_POLL_S)

@@ -135,15 +135,21 @@ class Tails:
             self._rows[stream.point.name].give(stream.tail_base)
             stream.tail_base = -1
 
-    def write(self, request: Request, stream: Stream, number: int, stamp: tuple[int, int]) -> int:
-        """Write what may be meant by the position of a stream whose request has ended; return the frames.
+    def write(self, request: Request, number: int, stamp: tuple[int, int]) -> int:
+        """Write what may be meant by the positions of a request that has ended; return how many frames that took.
 
         Args:
-            request: it belongs to; its computed positions are all known.
-            stream: its point has a tail.
-            number: of the frame, which no lane has.
-            stamp: step and microseconds since the Unix epoch of the frame.
+            request: its computed positions are all known.
+            number: of the first frame, which no lane has.
+            stamp: step and microseconds since the Unix epoch of the frames.
         """
+        frames = 0
+        for stream in request.streams:
+            if stream.point.tail is not None:
+                frames += self._write(request, stream, number + frames, stamp)
+        return frames
+
+    def _write(self, request: Request, stream: Stream, number: int, stamp: tuple[int, int]) -> int:
         kept, tail = self._rows[stream.point.name], stream.point.tail
         assert tail is not None  # noqa: S101 - the caller's choice
         wanted = tail.candidates(request.prompt_len, self._possible(request))

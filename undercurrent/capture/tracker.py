@@ -196,9 +196,10 @@ class Tracker:
         if request is None:
             return
         self._retire()
-        if reason == "finished":
-            self._write_tails(request)
         self._losses.declare(wait=True)
+        if reason == "finished":
+            self._lanes += self._tails.write(request, self._lanes, (self._step, self._clock_us()))
+            self._losses.declare(wait=True)
         for stream in request.streams:
             self._tails.close(stream)
             closed = Close(
@@ -213,13 +214,6 @@ class Tracker:
             self._writer.put_control(*encode(closed))
         del self._requests[engine_id]
         self._keys.discard(request.key)
-
-    def _write_tails(self, request: Request) -> None:
-        self._losses.declare(wait=True)
-        for stream in request.streams:
-            if stream.point.tail is not None:
-                stamp = self._step, self._clock_us()
-                self._lanes += self._tails.write(request, stream, self._lanes, stamp)
 
     def fail(self, engine_ids: Collection[str], detail: str) -> None:
         """End the streams of some requests because capturing them went wrong; the engine goes on.

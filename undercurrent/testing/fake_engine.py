@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from undercurrent.adapters.base import EngineDelta, EngineInfo, EngineRequest
+from undercurrent.adapters.checks import with_token_id
 from undercurrent.capture.plan import Batch
 from undercurrent.capture.points import CapturePoint, TapGroup
 from undercurrent.capture.ring import Ring
@@ -161,6 +162,7 @@ class FakeEngine:
             self._tracker.set_points(tuple(known.values()), self._buffers)
 
     def _capture_point(self, point: ExtractionPoint) -> CapturePoint:
+        point = with_token_id(point, self.tokenizer.encode)
         return CapturePoint.of(point, layers=self._layers, width=self._width, model_dtype="float32")
 
     def _rows_of(self, points: Iterable[CapturePoint]) -> dict[TapGroup, NDArray[np.uint8]]:

@@ -12,12 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from undercurrent.capture.frames import Close, Drop, Fault, Loss, Open, Rewind, Step, decode
 from undercurrent.capture.ring import RingReader
+from undercurrent.codec.tensors import rows_of
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class CapturedStream:
         opened: its first frame.
         positions: of its rows, in the order in which they came.
         token_ids: input token at each.
-        rows: one array [layers, width] for each, in the type that was captured.
+        rows: one array [layers, width] for each, in the type that was captured, float32 where that is int8.
         steps: the engine's step that each came from.
         losses: rows that were declared lost.
         rewinds: what was taken back; the rows of it are no longer in the lists above.
@@ -96,8 +96,7 @@ class RingLog:
 def _add(stream: CapturedStream, step: int, positions: memoryview, token_ids: memoryview, data: memoryview) -> None:
     found = np.frombuffer(positions, "<i4").tolist()
     opened = stream.opened
-    element = np.dtype(ml_dtypes.bfloat16) if opened.dtype == "bfloat16" else np.dtype(opened.dtype)
     stream.positions += found
     stream.token_ids += np.frombuffer(token_ids, "<i4").tolist()
     stream.steps += [step] * len(found)
-    stream.rows += list(np.frombuffer(data, element).reshape(len(found), len(opened.layers), opened.width).copy())
+    stream.rows += list(rows_of(data, opened.dtype, opened.width).reshape(-1, len(opened.layers), opened.width).copy())

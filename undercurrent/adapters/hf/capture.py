@@ -7,12 +7,14 @@ step ends the capture of those in it, and generation goes on.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 
+from undercurrent.adapters.checks import with_token_id
 from undercurrent.adapters.hf.hooks import HookSet, source
 from undercurrent.adapters.hf.model import LoadedModel
 from undercurrent.adapters.hf.running import Running
@@ -219,8 +221,11 @@ class HFCapture:
 
     def _points(self, points: Sequence[ExtractionPoint]) -> tuple[CapturePoint, ...]:
         loaded = self._loaded
+        encode = functools.partial(loaded.own_tokenizer.encode, add_special_tokens=False)
         captured = tuple(
-            CapturePoint.of(point, layers=loaded.layers, width=loaded.width, model_dtype=loaded.dtype)
+            CapturePoint.of(
+                with_token_id(point, encode), layers=loaded.layers, width=loaded.width, model_dtype=loaded.dtype
+            )
             for point in points
         )
         for point in captured:

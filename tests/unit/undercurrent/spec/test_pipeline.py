@@ -13,7 +13,12 @@ POINT = ExtractionPoint("mid", 3, "residual_stream", "generated[*]", execution_m
 
 
 def test_an_async_point_runs():
-    check_pipeline(ProbeSpec(1, [POINT, dataclasses.replace(POINT, name="end", position="prompt[-1]")]))
+    others = [
+        dataclasses.replace(POINT, name="prompt", position="prompt[-1]"),
+        dataclasses.replace(POINT, name="end", position="generated[-2]"),
+        dataclasses.replace(POINT, name="sentence", until=UntilPolicy("stop_token", None, ".")),
+    ]
+    check_pipeline(ProbeSpec(1, [POINT, *others]))
 
 
 @pytest.mark.parametrize(
@@ -23,8 +28,6 @@ def test_an_async_point_runs():
         ({"name": "über/punkt"}, "name"),
         ({"name": ".hidden"}, "name"),
         ({"name": "x" * 151}, "name"),
-        ({"position": "generated[-2]"}, "position"),
-        ({"until": UntilPolicy("stop_token", None, 7)}, "until"),
         ({"on_unavailable": "hold_intake"}, "on_unavailable"),
     ],
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from vllm.config import CompilationMode, VllmConfig
+from vllm.tokenizers import cached_tokenizer_from_config
 
+from undercurrent.adapters.checks import with_token_id
 from undercurrent.adapters.model_map import ModelMap
 from undercurrent.adapters.vllm.compat.graphs import has_cuda_graphs
 from undercurrent.adapters.vllm.compat.parts import row_shapes, why_not
@@ -121,8 +123,24 @@ def capture_points(config: VllmConfig, points: Sequence[ExtractionPoint]) -> tup
             kind = point.tensor_type.value
             raise CaptureError(f"point {point.name!r}: tensor_type {kind} is not captured: {why_not(config, kind)}")
     return tuple(
-        CapturePoint.of(point, layers=layers, width=width, model_dtype=dtype, shapes=shapes) for point in points
+        CapturePoint.of(
+            with_token_id(point, _encoder(config)), layers=layers, width=width, model_dtype=dtype, shapes=shapes
+        )
+        for point in points
     )
+
+
+def _encoder(config: VllmConfig) -> Callable[[str], Sequence[int]]:
+    """Return how texts become token ids; the tokenizer is loaded only where a point has one."""
+
+    def encode(text: str) -> Sequence[int]:
+        tokenizer = cached_tokenizer_from_config(config.model_config)
+        if tokenizer is None:
+            raise CaptureError("a stop token that is a text needs the tokenizer, which skip_tokenizer_init leaves out")
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    return encode
 
 
 def whole_group(config: VllmConfig, parts: ModelMap, kind: TensorType) -> TapGroup:
