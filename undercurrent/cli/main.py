@@ -29,6 +29,9 @@ class Tree(LazyGroup):
         "inspect-model": LazyCommand(
             target="undercurrent.cli.inspect_model:app", help="Show what can be captured of a model."
         ),
+        "doctor": LazyCommand(
+            target="undercurrent.cli.doctor.command:app", help="Load a model and check that what is captured is right."
+        ),
         "broker": LazyCommand(target="undercurrent.cli.broker:app", help="Start a broker for development.", group=True),
         "topics": LazyCommand(
             target="undercurrent.cli.topics:app", help="Plan, create and check the topics.", group=True

@@ -14,7 +14,7 @@ import os
 import tempfile
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -24,6 +24,7 @@ from undercurrent.adapters.fingerprint import model_fingerprint
 from undercurrent.adapters.vllm.params import sampling_params
 from undercurrent.adapters.vllm.priority import NICE_ON_CPU, lower
 from undercurrent.adapters.vllm.settings import DEFAULT_MAX_TAP_BYTES, CaptureSettings, additional_config
+from undercurrent.adapters.vllm.support import Combination
 from undercurrent.adapters.vllm.version_check import check_vllm_version
 from undercurrent.capture.ring import Ring
 from undercurrent.errors import BadRequestError, CaptureError, ConfigError, EngineDeadError, EngineError
@@ -42,6 +43,22 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 _SHUTDOWN_S = 10.0
 _EXTENSION = "undercurrent.adapters.vllm.worker_extension.ProbingWorkerExtension"
+
+
+class Outline(NamedTuple):
+    """What an engine's configuration says.
+
+    Args:
+        layers: decoder layers.
+        width: hidden size.
+        dtype: NumPy name of the model's element type.
+        combination: of runner, compile mode, schedule and parallelism.
+    """
+
+    layers: int
+    width: int
+    dtype: str
+    combination: Combination
 
 
 class VLLMEngine:
@@ -126,6 +143,23 @@ class VLLMEngine:
         notes = [json.loads(ring.note or "{}") for ring in (self._ring, *self._more_rings)]
         # Any rank may be the one that cannot capture.
         return next((note for note in notes if "error" in note), notes[0])
+
+    def outline(self) -> Outline:
+        """Return how the engine would run, from its configuration alone; nothing is loaded.
+
+        Raises:
+            ConfigError: vLLM does not take its arguments.
+            CaptureError: a point, or something that the engine is configured with, does not go with capture; by name.
+        """
+        check_vllm_version()
+        from undercurrent.adapters.vllm import compat
+
+        try:
+            config = self._config()
+        finally:
+            self._drop_settings()
+        layers, width, dtype = compat.model_shape(config)
+        return Outline(layers, width, dtype, compat.combination_of(config, v2_runner=config.use_v2_model_runner))
 
     async def start(self) -> None:
         """Load the model and be ready to generate.
