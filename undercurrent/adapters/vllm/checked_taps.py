@@ -15,7 +15,8 @@ import torch
 from vllm.config import VllmConfig
 
 from undercurrent.adapters.vllm import compat
-from undercurrent.adapters.vllm.selfcheck import self_check
+from undercurrent.adapters.vllm.equal_ranks import check_equal, told_of_all
+from undercurrent.adapters.vllm.selfcheck import check_ids, self_check
 from undercurrent.adapters.vllm.settings import graph_key
 from undercurrent.adapters.vllm.tap import TapSet, Way
 from undercurrent.capture.points import TapGroup
@@ -45,6 +46,7 @@ class CheckedTaps:
         self._config = config
         self._max_tap_bytes = max_tap_bytes
         self._parts = compat.parts_of(runner.model, config)
+        compat.check_stage(self._parts, config)
         self._device: torch.device = next(runner.model.parameters()).device
         self._in_graph = compat.in_graph(config)
         self._modes: dict[tuple[str, int], str] = {}
@@ -128,9 +130,25 @@ class CheckedTaps:
             way=Way.GRAPH if self._in_graph else None,
         )
 
+    def drop(self) -> None:
+        """Take the taps off for good, where they are no part of a graph."""
+        if not self._in_graph:
+            self.set.remove()
+
     def _check(self, taps: TapSet) -> dict[str, str]:
-        rows = min(self._runner.max_rows, _CHECKED_ROWS)
-        return self_check(self._runner.dummy_run, taps, self._parts, self._runner.vocab_size, rows)
+        run, rows = self._runner.dummy_run, min(self._runner.max_rows, _CHECKED_ROWS)
+        found: dict[str, str] = {}
+
+        def check() -> None:
+            found.update(self_check(run, taps, self._parts, self._runner.vocab_size, rows))
+
+        if compat.tensor_ranks() == 1:
+            check()
+            return found
+        told_of_all(check, compat.told_by_tensor_ranks)
+        ids, kernels = check_ids(self._runner.vocab_size, rows), compat.attention_kernels(self._runner.model)
+        check_equal(run, taps, ids, kernels, compat.told_by_tensor_ranks)
+        return found
 
     def _check_everything(self) -> dict[str, str]:
         """Check a tap on every tensor that a later point may ask for; return what the residual stream is."""

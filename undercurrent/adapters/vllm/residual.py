@@ -300,7 +300,18 @@ def quiet_attention(parts: ModelMap) -> Iterator[None]:
     Args:
         parts: of the model.
     """
-    undo = [_silence(module) for layer in range(len(parts.layers)) for module in parts.mixers(layer)]
+    with silenced(module for layer in range(len(parts.layers)) for module in parts.mixers(layer)):
+        yield
+
+
+@contextmanager
+def silenced(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Let some modules give fixed noise, whatever they compute.
+
+    Args:
+        modules: attention layers, or other mixers of tokens.
+    """
+    undo = [_silence(module) for module in modules]
     try:
         yield
     finally:

@@ -20,6 +20,7 @@ from undercurrent.adapters.vllm.checked_taps import CheckedTaps
 from undercurrent.adapters.vllm.orphan import end_with
 from undercurrent.adapters.vllm.server import ServerSide
 from undercurrent.adapters.vllm.settings import CONFIG_KEY, CaptureSettings, graph_key, tap_set
+from undercurrent.adapters.vllm.silent_rank import SilentRank
 from undercurrent.adapters.vllm.version_check import check_vllm_version
 from undercurrent.capture.points import CapturePoint, Order, child_index, parse_order, tap_groups
 from undercurrent.capture.ring import Ring
@@ -43,9 +44,12 @@ def attach(worker: Any, settings: CaptureSettings) -> Callable[[], None]:  # noq
     """
     if settings.owner_pid:
         end_with(settings.owner_pid)
-    server = None if settings.server is None else ServerSide(settings.server, worker)
-    ring = Ring.open(settings.ring) if server is None else server.ring
-    with _Told(ring):
+    rank = compat.rank_here()
+    server = None if settings.server is None or not rank.publishes else ServerSide(settings.server, worker)
+    path = "" if settings.server is not None else settings.rings[rank.pipeline]
+    ring = None if not rank.publishes else Ring.open(path) if server is None else server.ring
+    told = _Told(ring, path)
+    with told:
         worker.vllm_config.additional_config = graph_key(worker.vllm_config.additional_config, tap_set(settings.points))
         check_vllm_version()
         compat.check_supported(
@@ -53,9 +57,13 @@ def attach(worker: Any, settings: CaptureSettings) -> Callable[[], None]:  # noq
         )
 
     def finish() -> None:
-        with _Told(ring):
-            orders = None if server is None else server.orders
-            capture = WorkerCapture(settings, ring, worker.vllm_config, compat.runner_for(worker), orders)
+        with told:
+            config, runner = worker.vllm_config, compat.runner_for(worker)
+            capture: WorkerCapture | SilentRank
+            if ring is None:
+                capture = SilentRank(settings, config, runner, rank)
+            else:
+                capture = WorkerCapture(settings, ring, config, runner, rank, server.orders if server else None)
             capture.taps.before_compiling()
             compat.keep_runtime(worker, capture)
             compat.watch_weights(worker, capture.on_weights)
@@ -65,7 +73,7 @@ def attach(worker: Any, settings: CaptureSettings) -> Callable[[], None]:  # noq
         @functools.wraps(warm_up)
         def checked(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - vLLM's own signature
             result = warm_up(*args, **kwargs)
-            with _Told(ring):
+            with told:
                 if server is not None:
                     server.wait_ready()
                 capture.start()
@@ -77,10 +85,16 @@ def attach(worker: Any, settings: CaptureSettings) -> Callable[[], None]:  # noq
 
 
 class _Told:
-    """Writes an error that prevents the start into the ring, where the driver finds it, and lets it go on."""
+    """Writes an error that prevents the start into the ring, where the driver finds it, and lets it go on.
 
-    def __init__(self, ring: Ring) -> None:
+    Args:
+        ring: of this worker, None where another writes to it.
+        path: of that one's, empty where this process cannot open it.
+    """
+
+    def __init__(self, ring: Ring | None, path: str) -> None:
         self._ring = ring
+        self._path = path
 
     def __enter__(self) -> None:
         return None
@@ -88,7 +102,9 @@ class _Told:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, Exception):
             text = str(error) if isinstance(error, ProbingError) else f"{type(error).__name__}: {error}"
-            self._ring.set_note(json.dumps({"error": text}))
+            ring = self._ring or (Ring.open(self._path) if self._path else None)
+            if ring is not None:
+                ring.set_note(json.dumps({"error": text}))
 
 
 class WorkerCapture:
@@ -99,6 +115,7 @@ class WorkerCapture:
         ring: where frames go.
         config: of the engine.
         runner: the model runner, its model loaded.
+        rank: which worker this is.
         orders: of a bare server, whose requests come without one; None where a driver writes them.
 
     Raises:
@@ -111,13 +128,15 @@ class WorkerCapture:
         ring: Ring,
         config: VllmConfig,
         runner: compat.Runner,
+        rank: compat.Rank,
         orders: ServerOrders | None = None,
     ) -> None:
         layers, width, dtype = compat.model_shape(config)
-        points = compat.capture_points(config, settings.points)
+        points = compat.capture_points(config, settings.points, rank.pipeline)
         self._settings = settings
         self._config = config
         self._runner = runner
+        self._rank = rank
         self._orders = orders
         self._ring = ring
         self.taps = CheckedTaps(runner, config, tap_groups(points), settings.max_tap_bytes)
@@ -131,7 +150,8 @@ class WorkerCapture:
             block_timeout_s=settings.block_timeout_s,
             check_plans=settings.check_plans,
         )
-        self._known = frozenset(point.name for point in points)
+        # An order names the points of all stages.
+        self._known = frozenset(point.name for point in settings.points)
         self._step = 1
         self._weights = 0
         self._armed = False
@@ -166,7 +186,7 @@ class WorkerCapture:
         """
         if self._dead:
             raise CaptureError("capture has stopped in this worker; its log says why")
-        captured = compat.capture_points(self._config, points)
+        captured = compat.capture_points(self._config, points, self._rank.pipeline)
         for point in captured:
             reason = self.taps.refused(point.group.tensor_type)
             if reason:
@@ -176,7 +196,7 @@ class WorkerCapture:
         self._tracker.set_points(tuple(known.values()), taps.rows_as_bytes())
         self.taps.use(taps)
         self._taps = taps
-        self._known = frozenset(point.name for point in captured)
+        self._known = frozenset(point.name for point in points)
 
     def on_weights(self, how: str) -> None:
         """End every stream: what follows is computed by other weights. Called between steps.
@@ -256,7 +276,9 @@ class WorkerCapture:
             )
         except CaptureError as exc:
             logger.warning("request %s runs uncaptured: %s", safe_id(engine_id), exc)
-            self._tracker.fault("bad_order", str(exc), safe_id(engine_id))
+            # Every stage finds the same; one says it.
+            if self._rank.pipeline == 0:
+                self._tracker.fault("bad_order", str(exc), safe_id(engine_id))
 
     def _order_of(self, request: Any) -> Order | None:  # noqa: ANN401 - vLLM's NewRequestData
         raw = compat.order_of(request, CONFIG_KEY)

@@ -30,7 +30,7 @@ class ServerSide:
     """
 
     def __init__(self, config: ServerConfig, worker: Any) -> None:  # noqa: ANN401 - a vLLM worker
-        compat.check_server(worker, trusted=config.own.capture.trust_client_ids)
+        compat.check_server(worker)
         self.ring = Ring.create(config.own.publisher.ring_mib << 20)
         self.orders = ServerOrders(config.rules)
         name, folder = compat.served_model(worker)

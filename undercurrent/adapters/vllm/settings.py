@@ -56,6 +56,11 @@ class CaptureSettings:
     server: ServerConfig | None = None
     allow_untested: bool = False
 
+    @property
+    def rings(self) -> tuple[str, ...]:
+        """Paths of the rings, by pipeline rank."""
+        return self.ring, *self.more_rings
+
     def write(self, path: Path) -> None:
         """Write the settings file, readable by this user alone."""
         values = {

@@ -63,6 +63,9 @@ class Row:
 
 
 _TESTS = "tests/integration/vllm"
+_ONCE = "test_rows_are_those_of_one_process_and_come_once"
+_JOINED = "test_the_rows_of_two_stages_are_joined_into_those_of_one_engine"
+_REPLICAS = "data parallelism in one engine (run an engine worker per replica, each with a name of its own)"
 _MATCH = "test_rows_match_transformers"
 _EIGHT = "test_eight_requests_at_once_match_transformers"
 
@@ -81,9 +84,9 @@ COMBINATIONS: tuple[Row, ...] = (
     _row("v2", ANY, "drafts", ANY, Status.REFUSED, "speculative decoding on the V2 model runner"),
     _row(ANY, ANY, "drafts", ANY, Status.REFUSED, "speculative decoding by another method than ngram"),
     _row(ANY, "stock", ANY, ANY, Status.REFUSED, "compilation mode STOCK_TORCH_COMPILE"),
-    _row(ANY, ANY, ANY, "TP", Status.REFUSED, "tensor parallelism"),
-    _row(ANY, ANY, ANY, "PP", Status.REFUSED, "pipeline parallelism"),
-    _row(ANY, ANY, ANY, "DP", Status.REFUSED, "data parallelism in one engine (run a worker of its own per replica)"),
+    _row("v1", "eager", "sync", "TP", Status.PASSED, f"{_TESTS}/test_tensor_parallel.py::{_ONCE}"),
+    _row("v1", "eager", "sync", "PP", Status.PASSED, f"{_TESTS}/test_pipeline.py::{_JOINED}"),
+    *(_row(ANY, ANY, ANY, parallel, Status.REFUSED, _REPLICAS) for parallel in ("DP", "TP+DP", "PP+DP", "TP+PP+DP")),
     _row(ANY, "cudagraphs", ANY, ANY, Status.NOT_RUN, "CUDA graphs need a GPU (set enforce_eager)"),
     _row(ANY, ANY, ANY, ANY, Status.NOT_RUN, "no test runs it"),
 )

@@ -21,6 +21,15 @@ from undercurrent.adapters.vllm.compat.config import (
 )
 from undercurrent.adapters.vllm.compat.graphs import graph_sizes, has_cuda_graphs, in_graph, uncompiled
 from undercurrent.adapters.vllm.compat.parts import parts_of, row_shapes
+from undercurrent.adapters.vllm.compat.ranks import (
+    Rank,
+    attention_kernels,
+    check_stage,
+    owned_layers,
+    rank_here,
+    tensor_ranks,
+    told_by_tensor_ranks,
+)
 from undercurrent.adapters.vllm.compat.requests import finished_ids, lora_of, order_of
 from undercurrent.adapters.vllm.compat.runner import Runner
 from undercurrent.adapters.vllm.compat.server import check_server, engine_place, served_model
@@ -29,11 +38,14 @@ from undercurrent.adapters.vllm.compat.v2 import RunnerV2
 from undercurrent.adapters.vllm.compat.worker import install, keep_runtime, runtime_of, watch_weights
 
 __all__ = [
+    "Rank",
     "Runner",
     "RunnerV1",
     "RunnerV2",
+    "attention_kernels",
     "capture_points",
     "check_server",
+    "check_stage",
     "check_supported",
     "child_id",
     "close_client",
@@ -49,13 +61,17 @@ __all__ = [
     "lora_of",
     "model_shape",
     "order_of",
+    "owned_layers",
     "parts_of",
     "quiet_before_shutdown",
+    "rank_here",
     "row_shapes",
     "runner_for",
     "runtime_of",
     "seeds_stop_the_engine",
     "served_model",
+    "tensor_ranks",
+    "told_by_tensor_ranks",
     "uncompiled",
     "watch_weights",
     "whole_group",

@@ -11,8 +11,10 @@ from undercurrent.adapters.checks import with_token_id
 from undercurrent.adapters.model_map import ModelMap
 from undercurrent.adapters.vllm.compat.graphs import has_cuda_graphs
 from undercurrent.adapters.vllm.compat.parts import row_shapes, why_not
+from undercurrent.adapters.vllm.compat.ranks import owned_layers, stage_layers
 from undercurrent.adapters.vllm.support import Combination, reasons_against
 from undercurrent.capture.points import SHAPED, CapturePoint, TapGroup
+from undercurrent.capture.sharding import share_of
 from undercurrent.errors import CaptureError
 from undercurrent.spec import ExecutionMode, ExtractionPoint, TensorType, parse_position
 
@@ -106,12 +108,15 @@ def model_shape(config: VllmConfig) -> tuple[int, int, str]:
     )
 
 
-def capture_points(config: VllmConfig, points: Sequence[ExtractionPoint]) -> tuple[CapturePoint, ...]:
+def capture_points(
+    config: VllmConfig, points: Sequence[ExtractionPoint], rank: int | None = None
+) -> tuple[CapturePoint, ...]:
     """Return a spec's points as they are captured on an engine's model.
 
     Args:
         config: of the engine.
         points: from the spec.
+        rank: of the pipeline whose part of them is asked for; the whole by default.
 
     Raises:
         CaptureError: one of them cannot be captured, by name.
@@ -122,11 +127,20 @@ def capture_points(config: VllmConfig, points: Sequence[ExtractionPoint]) -> tup
         if point.tensor_type in SHAPED and point.tensor_type.value not in shapes:
             kind = point.tensor_type.value
             raise CaptureError(f"point {point.name!r}: tensor_type {kind} is not captured: {why_not(config, kind)}")
+    owned = (range(layers),) if rank is None else owned_layers(config)
+    shares = [(point, share_of(point, owned, rank or 0)) for point in points]
     return tuple(
         CapturePoint.of(
-            with_token_id(point, _encoder(config)), layers=layers, width=width, model_dtype=dtype, shapes=shapes
+            with_token_id(point, _encoder(config)),
+            layers=layers,
+            width=width,
+            model_dtype=dtype,
+            shapes=shapes,
+            share=share,
         )
-        for point in points
+        for point, share in shares
+        # One without layers of the model is refused by name there.
+        if share.layers or share.shards == 0
     )
 
 
@@ -154,16 +168,16 @@ def whole_group(config: VllmConfig, parts: ModelMap, kind: TensorType) -> TapGro
     Raises:
         CaptureError: no layer has it; the reason is that of the first.
     """
-    layers, missing = [], []
-    count = model_shape(config)[0]
-    for layer in (count,) if kind is TensorType.FINAL_NORM else range(count):
+    layers: list[int] = []
+    missing = [CaptureError(f"{kind.value} is read in another pipeline stage")]
+    for layer in stage_layers(config, kind):
         try:
             parts.source(kind.value, layer)
             layers.append(layer)
         except CaptureError as exc:
             missing.append(exc)
     if not layers:
-        raise missing[0]
+        raise missing[min(1, len(missing) - 1)]
     point = ExtractionPoint(kind.value, tuple(layers), kind, parse_position("*"), execution_mode=ExecutionMode.ASYNC)
     return capture_points(config, (point,))[0].group
 

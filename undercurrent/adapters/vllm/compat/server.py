@@ -37,33 +37,27 @@ class RequestsListener(Protocol):
         """The engine core has got it, or will get it before anything that is sent to it from now on."""
 
 
-def check_server(worker: Any, *, trusted: bool) -> None:  # noqa: ANN401 - a vLLM worker
+def check_server(worker: Any) -> None:  # noqa: ANN401 - a vLLM worker
     """Refuse what makes the ids of a bare server say less than capture relies on.
 
     Args:
         worker: of vLLM.
-        trusted: clients say what their requests are called.
 
     Raises:
         CaptureError: by name.
     """
     if envs.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION:
         raise CaptureError("with VLLM_DISABLE_REQUEST_ID_RANDOMIZATION clients choose the engine's ids: unset it")
-    if trusted and worker.vllm_config.parallel_config.pipeline_parallel_size > 1:
+    if worker.vllm_config.parallel_config.pipeline_parallel_size > 1:
         raise CaptureError(
-            "capture.trust_client_ids: pipeline stages would number the attempts of a client's id each for itself"
+            "pipeline parallelism on a bare server: its stages would publish each for itself, and nobody could tell "
+            "which of their layers belong together (run an engine worker)"
         )
 
 
 def engine_place(worker: Any) -> str:  # noqa: ANN401 - a vLLM worker
-    """Return which engine of its server a worker is part of, and which stage of its pipeline, as part of a name."""
-    parallel = worker.vllm_config.parallel_config
-    place = f"dp{parallel.data_parallel_index}"
-    if parallel.pipeline_parallel_size > 1:
-        from vllm.distributed import get_pp_group
-
-        place += f".pp{get_pp_group().rank_in_group}"
-    return place
+    """Return which engine of its server a worker is part of, as part of a name."""
+    return f"dp{worker.vllm_config.parallel_config.data_parallel_index}"
 
 
 def served_model(worker: Any) -> tuple[str, str]:  # noqa: ANN401 - a vLLM worker
