@@ -203,7 +203,7 @@ def test_bad_parameters_end_one_request_alone(adapter, router):
         ({"enforce_eager": False, "compilation_config": {"mode": 1}}, "STOCK_TORCH_COMPILE"),
         ({"pipeline_parallel_size": 2}, "pipeline parallelism: each rank captures its own layers"),
         ({"pipeline_parallel_size": 2, "allow_unsupported_executor": True}, "run an engine worker"),
-        ({"data_parallel_size": 2}, "run one engine worker per replica, each with a name of its own"),
+        ({"data_parallel_size": 2}, "run an engine worker per replica, each with a name of its own"),
     ],
 )
 def test_an_engine_that_cannot_be_captured_does_not_start(models, kwargs, text):
