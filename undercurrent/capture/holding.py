@@ -46,7 +46,7 @@ class _Stream:
     Args:
         number: of the stream.
         at: its place in the arrays.
-        slotted: somebody says how long it is.
+        alone: somebody says how long it is, and it has one shard: the shards of a stream count its rewinds alike.
         blocks: its point waits rather than lose a row.
         waiting: contents of it that wait.
         cut: rows that were past the end.
@@ -59,7 +59,7 @@ class _Stream:
 
     number: int
     at: int
-    slotted: bool
+    alone: bool
     blocks: bool
     waiting: int = 0
     cut: int = 0
@@ -200,7 +200,7 @@ class Holding:
     def _open(self, opened: Open) -> None:
         at = self._known.add(opened.slot, opened.prompt_len)
         blocks = self._blocking is None or opened.point in self._blocking
-        stream = _Stream(opened.stream, at, opened.slot >= 0, blocks)
+        stream = _Stream(opened.stream, at, opened.slot >= 0 and opened.shards == 1, blocks)
         self._streams[opened.stream] = self._by_place[at] = stream
         if opened.tail and stream.slotted:
             stream.tail = Tail.at(*opened.tail)
@@ -359,7 +359,7 @@ class Holding:
             else:
                 self._wait(waiting)
         self.full = full
-        if stream.slotted and self._lasts[stream.at] < rewind.first_pos:
+        if stream.alone and self._lasts[stream.at] < rewind.first_pos:
             return
         if stream.waiting:
             self._wait(_Waiting(rewind, (stream,)))

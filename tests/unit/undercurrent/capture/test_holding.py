@@ -433,6 +433,17 @@ def test_a_rewind_of_a_request_without_a_slot_passes(scene):
     assert scene.reads(rewind) == [rewind]
 
 
+def test_a_rewind_of_one_of_several_shards_passes_though_nothing_has_left_here(scene):
+    slot = scene.table.take(1)
+    identity = {"request_id": "s", "attempt": 1, "index": 0, "point": "p", "partition": 0, "slot": slot, "shards": 2}
+    shape = {"tensor_type": "residual_stream", "layers": (0,), "width": 1, "dtype": "float32"}
+    opened = Open(stream=1, prompt_len=1, cached_prefix=0, **identity, **shape)
+    scene.holding.take(opened)
+    rewind = Rewind(stream=1, first_pos=3)
+    # Another shard's rows may have left already, and both have to come to the same revision.
+    assert list(scene.holding.take(rewind)) == [rewind]
+
+
 class Chance:
     """Requests that come, go, grow and are read at random."""
 

@@ -208,6 +208,21 @@ def test_a_shard_of_something_else_is_no_part_of_the_stream(wrong):
     ]
 
 
+def test_shards_too_far_apart_end_the_handing_on_and_are_said():
+    table, wide = Table(), {"width": 1 << 20, "dtype": "float16"}
+    first, second = (StreamBuilder("r", layers=(number,), shard=number, shards=2, **wide) for number in range(2))
+    for builder in (first, second):
+        table.read(builder.started())
+    table.read(block(first, 0))
+    assert isinstance(table.read(block(second, 0))[0], Arrived)
+    for position in range(1, 34):
+        table.read(block(first, position))
+    assert table.read(block(second, 1)) == [Nothing()]
+    table.read(first.ended())
+    [closed] = table.read(second.ended())
+    assert (closed.stream.complete, closed.stream.end_reason, closed.stream.clear_up_to) == (False, "shard_behind", 0)
+
+
 def test_rows_that_nobody_has_seen_can_be_rewound():
     table, shards = Table(), [StreamBuilder("r", layers=(number,), shard=number, shards=2) for number in range(2)]
     for builder in shards:
