@@ -7,15 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("vllm")
-
-from undercurrent.adapters.model_map import ModelMap  # noqa: E402
-from undercurrent.adapters.vllm.equal_ranks import check_equal, told_of_all  # noqa: E402
-from undercurrent.adapters.vllm.tap import TapSet  # noqa: E402
-from undercurrent.capture.points import TapGroup  # noqa: E402
-from undercurrent.errors import CaptureError  # noqa: E402
+from undercurrent.adapters.model_map import ModelMap
+from undercurrent.adapters.vllm.equal_ranks import check_equal, told_of_all
+from undercurrent.adapters.vllm.tap import TapSet
+from undercurrent.capture.points import TapGroup
+from undercurrent.errors import CaptureError
 
 WIDTH, ROWS = 4, 6
 
