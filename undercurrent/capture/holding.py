@@ -202,7 +202,7 @@ class Holding:
         blocks = self._blocking is None or opened.point in self._blocking
         stream = _Stream(opened.stream, at, opened.slot >= 0 and opened.shards == 1, blocks)
         self._streams[opened.stream] = self._by_place[at] = stream
-        if opened.tail and stream.slotted:
+        if opened.tail and opened.slot >= 0:
             stream.tail = Tail.at(*opened.tail)
             stream.prompt_len, stream.cached_prefix = opened.prompt_len, opened.cached_prefix
             self._tails[at] = stream
