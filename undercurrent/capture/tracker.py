@@ -120,6 +120,14 @@ class Tracker:
         """Whether any request is being captured."""
         return bool(self._requests)
 
+    def captures(self, engine_id: str) -> bool:
+        """Whether a request of this id is being captured.
+
+        Args:
+            engine_id: the engine's id of it.
+        """
+        return engine_id in self._requests
+
     @property
     def groups(self) -> tuple[TapGroup, ...]:
         """The tap groups that the points read."""

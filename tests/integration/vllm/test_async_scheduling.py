@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+from inprocess import Ask
 from parity import problems
 from scenarios import Ahead, crowded, mixed, stopped, watch
 
@@ -56,3 +59,21 @@ def test_a_request_that_stopped_runs_one_more_step_whose_row_is_its_last_token(a
         if name.startswith("stop"):
             # The step was under way when the last token came: this is that token's row, and none lies past it.
             assert len(stream.positions) == len(run.sequence)
+
+
+def test_a_request_whose_input_goes_on_loses_its_capture_and_runs(ahead):
+    """A session with more input comes as a new request of the same id, which no other request does."""
+    from undercurrent.adapters.vllm import compat
+
+    runtime = compat.runtime_of(ahead.worker)
+
+    def more(step):
+        if step == 4:
+            live = [name for name in runtime._tracker._requests if name.startswith("session")]
+            runtime._open(SimpleNamespace(req_id=live[0]))
+
+    run = ahead.run([Ask("session", [1, 2, 3], params={"max_tokens": 20})], each_step=more)["session"]
+    assert len(run.sequence) == 23
+    for stream in run.streams.values():
+        assert (stream.closed.reason, "more input came" in stream.closed.detail) == ("capture_error", True)
+        assert stream.token_ids == [run.sequence[p] for p in stream.positions]

@@ -81,7 +81,7 @@ def test_what_a_cpu_never_configures_is_refused_by_name_too(models):
         with pytest.raises(CaptureError, match="by another method than ngram"):
             compat.check_supported(config, v2_runner=False)
         config.speculative_config = None
-        config.parallel_config.use_ubatching = True
+        config.parallel_config.enable_dbo = True
         with pytest.raises(CaptureError, match="micro-batching"):
             compat.check_supported(config, v2_runner=True, allow_untested=True)
     finally:

@@ -63,3 +63,30 @@ def test_ids_that_do_not_fit_the_count_are_refused():
     runner.input_batch.num_reqs = 3
     with pytest.raises(CaptureError, match="2 request ids stand in a batch of 3"):
         reader_of(runner).batch(1, 2)
+
+
+class OnADevice:
+    """A tensor that pretends to lie on a device."""
+
+    def __init__(self, values):
+        import torch
+
+        self._values = torch.tensor(values, dtype=torch.int32)
+        self.device = torch.device("cuda")
+        self.shape, self.dtype = self._values.shape, self._values.dtype
+
+    def __getitem__(self, part):
+        return self._values[part]
+
+
+def test_on_a_device_token_ids_are_those_that_the_model_read():
+    """With asynchronous scheduling the host's own never hear of the last step's tokens."""
+    runner = a_runner()
+    runner.device = SimpleNamespace(type="cuda")
+    runner.input_ids.gpu = OnADevice([70, 80, 90, 0])
+    reader = reader_of(runner)
+    batch = reader.batch(1, 2)
+    assert batch.token_ids[:2].tolist() == [70, 80]
+    runner.input_ids.gpu._values[0] = 71
+    assert reader.batch(2, 2) is batch
+    assert np.frombuffer(batch.token_bytes, np.int32)[:2].tolist() == [71, 80]

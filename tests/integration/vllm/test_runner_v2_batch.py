@@ -147,3 +147,31 @@ def test_a_dummy_run_is_no_step():
     runner.execute_model("step", None, True)
     runner.execute_model("step", dummy_run=True)
     assert calls == ["before", ("ran", False), "after", ("ran", True), ("ran", True)]
+
+
+class OnADevice:
+    """A tensor that pretends to lie on a device."""
+
+    def __init__(self, values):
+        self._values = values
+        self.device = torch.device("cuda")
+        self.shape, self.dtype = values.shape, values.dtype
+
+    def __getitem__(self, part):
+        return self._values[part]
+
+    def data_ptr(self):
+        return self._values.data_ptr()
+
+
+@pytest.mark.parametrize(("drafts", "computed"), [(0, (5, 0)), (2, (9, 3))])
+def test_on_a_device_the_step_is_copied_and_positions_too_where_the_host_knows_a_bound_alone(drafts, computed):
+    buffers = a_runner().input_buffers
+    on_device = SimpleNamespace(input_ids=OnADevice(buffers.input_ids), positions=OnADevice(buffers.positions))
+    runner = a_runner(num_speculative_steps=drafts, input_buffers=on_device)
+    reader = reader_of(runner)
+    buffers.input_ids[0] = 44
+    ran(runner, computed=computed)
+    batch = reader.batch(1, 4)
+    assert batch.token_ids[:4].tolist() == [44, 1, 2, 3]
+    assert batch.computed[:2].tolist() == [5, 0]

@@ -258,6 +258,10 @@ class WorkerCapture:
 
     def _open(self, request: Any) -> None:  # noqa: ANN401 - vLLM's NewRequestData
         engine_id = request.req_id
+        if self._tracker.captures(engine_id):
+            # A session whose input goes on: its positions may come again as others, under a prompt that grew.
+            self._tracker.fail([engine_id], "more input came for a request that is being captured")
+            return
         try:
             order = self._order_of(request)
             if order is None:

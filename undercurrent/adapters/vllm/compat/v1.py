@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from undercurrent.adapters.vllm.compat.drafts import Ends, drafted, rows_kept
+from undercurrent.adapters.vllm.compat.host_copy import HostCopy
 from undercurrent.adapters.vllm.compat.steps import After, Before, Spent, around
 from undercurrent.adapters.vllm.introspection import check_introspection_compatible
 from undercurrent.capture.plan import Batch
@@ -41,6 +43,9 @@ class RunnerV1:
         self._max_model_len = int(runner.max_model_len) if self._speculates else 0
         if any(not isinstance(a, np.ndarray) or a.dtype != np.int32 for a in arrays):
             raise VLLMIntrospectionError("the model runner's arrays are not int32")
+        # With asynchronous scheduling the tokens of the last step are put in on the device, and only there.
+        on_host = getattr(runner, "device", torch.device("cpu")).type == "cpu"
+        self._ids = None if on_host else HostCopy(runner.input_ids.gpu)
 
     @property
     def model(self) -> Any:  # noqa: ANN401 - a torch module
@@ -98,6 +103,9 @@ class RunnerV1:
         input_batch = runner.input_batch
         ids, computed = input_batch.req_ids, input_batch.num_computed_tokens_cpu
         starts, token_ids = runner.query_start_loc.np, runner.input_ids.np
+        if self._ids is not None:
+            self._ids.bring(rows)
+            token_ids = self._ids.array
         if len(ids) != input_batch.num_reqs:
             raise CaptureError(f"{len(ids)} request ids stand in a batch of {input_batch.num_reqs} requests")
         if (

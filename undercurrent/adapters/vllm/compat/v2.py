@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from undercurrent.adapters.vllm.compat.host_copy import HostCopy
 from undercurrent.adapters.vllm.compat.steps import After, Before, Spent, around
 from undercurrent.capture.plan import Batch
 from undercurrent.errors import CaptureError, VLLMIntrospectionError
@@ -48,17 +48,12 @@ class RunnerV2:
         self._prompt_lens: dict[str, int] = {}
         self._ids: torch.Tensor = runner.input_buffers.input_ids
         self._positions: torch.Tensor = runner.input_buffers.positions
-        self._on_host = self._ids.device.type == "cpu"
-        # On a device these are where the step's are copied to; on the host they are the runner's own.
-        self._host_ids = self._ids if self._on_host else torch.zeros(self.max_rows, dtype=torch.int32, pin_memory=True)
-        self._host_positions = (
-            self._positions if self._on_host else torch.zeros(self.max_rows, dtype=torch.int64, pin_memory=True)
-        )
-        self._row_positions: npt.NDArray[np.int64] = self._host_positions.numpy()
+        self._host_ids = HostCopy(self._ids)
+        self._host_positions = HostCopy(self._positions)
         # With drafts the host knows an upper bound alone, and the device the truth.
         self._exact = int(runner.num_speculative_steps) == 0
         slots = int(runner.max_num_reqs)
-        self._batch = Batch(0, 0, [], np.zeros(slots, np.int32), np.zeros(slots + 1, np.int32), self._host_ids.numpy())
+        self._batch = Batch(0, 0, [], np.zeros(slots, np.int32), np.zeros(slots + 1, np.int32), self._host_ids.array)
 
     @property
     def model(self) -> Any:  # noqa: ANN401 - a torch module
@@ -126,8 +121,7 @@ class RunnerV2:
             )
         if ran.input_ids.data_ptr() != self._ids.data_ptr() or ran.positions.data_ptr() != self._positions.data_ptr():
             raise CaptureError("the model read other token ids and positions than those of the runner's buffers")
-        if not self._on_host:
-            self._host_ids[:rows].copy_(self._ids[:rows])
+        self._host_ids.bring(rows)
         batch.step, batch.rows, batch.engine_ids = step, rows, ran.req_ids
         batch.starts[: count + 1] = ran.query_start_loc_np[: count + 1]
         self._place(ran, count, rows)
@@ -140,12 +134,11 @@ class RunnerV2:
             CaptureError: host and device contradict each other.
         """
         computed, told = self._batch.computed[:count], ran.num_computed_tokens_np
-        if self._exact and not self._on_host:
+        if self._exact and not self._host_positions.on_host:
             computed[:] = told
             return
-        if not self._on_host:
-            self._host_positions[:rows].copy_(self._positions[:rows])
-        computed[:] = self._row_positions[self._batch.starts[:count]]
+        self._host_positions.bring(rows)
+        computed[:] = self._host_positions.array[self._batch.starts[:count]]
         if self._exact and not np.array_equal(computed, told):
             raise CaptureError("host and device disagree about the positions of a step")
 
