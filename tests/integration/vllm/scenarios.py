@@ -132,8 +132,8 @@ def stopped() -> list[Ask]:
     """Every way to end."""
     a, b, c, d, e = prompts(4, 9, 14, 40, 11, 100)
     return [
-        Ask("stop-token", a, params={"max_tokens": 40, "stop_token_ids": STOP}),
-        Ask("stop-token-too", b, params={"max_tokens": 40, "stop_token_ids": STOP}),
+        Ask("stop-token", a, params={"max_tokens": 120, "stop_token_ids": STOP}),
+        Ask("stop-token-too", b, params={"max_tokens": 120, "stop_token_ids": STOP}),
         Ask("aborted", c, params={"max_tokens": 60}, abort_after=9),
         Ask("one", d, params={"max_tokens": 1}),
         Ask("aborted-in-prefill", e, abort_after=3),

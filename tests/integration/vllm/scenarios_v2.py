@@ -8,8 +8,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from inprocess import Capturing
-from scenarios import Ahead, crowded, main, mixed, run, stopped
+from inprocess import Ask, Capturing
+from scenarios import Ahead, crowded, main, mixed, prompts, run, stopped
 
 ON_V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
 CROWD = {"num_gpu_blocks_override": 9, "max_num_seqs": 4}
@@ -51,6 +51,17 @@ def warmed(model: str, **engine_args: Any) -> dict[str, Any]:
         CPUWorker.compile_or_warm_up_model = original
 
 
+def cached(model: str) -> dict[str, Any]:
+    """The same prompt again, and two children of it, where prefixes are cached; then an id that was aborted."""
+    (prompt, other) = prompts(7, 70, 50)
+    with Capturing(model, environment=ON_V2, enable_prefix_caching=True) as engine:
+        first = engine.run([Ask("first", prompt)])
+        again = engine.run([Ask("again", prompt), Ask("twins", prompt, params={"n": 2, "temperature": 1.0})])
+        gone = engine.run([Ask("reused", prompt, abort_after=3, params={"max_tokens": 50})])
+        reused = engine.run([Ask("reused", other, attempt=2)])
+        return {"first": first, "again": again, "gone": gone, "reused": reused}
+
+
 def scenarios() -> dict[str, Any]:
     on_v2 = partial(run, environment=ON_V2)
     ahead = partial(on_v2, kind=Ahead)
@@ -59,6 +70,7 @@ def scenarios() -> dict[str, Any]:
         "crowded": lambda model: on_v2(model, crowded(), **CROWD),
         "stopped": lambda model: on_v2(model, stopped()),
         "warmed": warmed,
+        "cached": cached,
         "async mixed": lambda model: ahead(model, mixed()),
         "async crowded": lambda model: ahead(model, crowded(), **CROWD),
         "async stopped": lambda model: ahead(model, stopped()),

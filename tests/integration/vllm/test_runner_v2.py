@@ -122,3 +122,16 @@ def test_an_idle_server_has_published_nothing(found, oracle):
     for run in warmed["runs"].values():
         assert wrong(run, oracle) == []
     assert json.loads(warmed["report"])["residual_stream"] == {"LlamaDecoderLayer": "h + r"}
+
+
+def test_prefixes_from_the_cache_are_declared_and_children_and_reused_ids_are_told_apart_on_v2(found, oracle):
+    cached = found["cached"]
+    again, twins = cached["again"]["again"], cached["again"]["twins"]
+    assert wrong(cached["first"]["first"], oracle) == []
+    assert again.streams["residual"].opened.cached_prefix == 64
+    assert wrong(again, oracle) == []
+    for index in (0, 1):
+        sequence = [*twins.prompt, *twins.token_ids[index]]
+        assert problems(twins.children[index], sequence, len(twins.prompt), oracle.activations(sequence)) == []
+    assert twins.token_ids[0] != twins.token_ids[1]
+    assert wrong(cached["reused"]["reused"], oracle) == []

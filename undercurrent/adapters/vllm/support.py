@@ -92,23 +92,39 @@ COMBINATIONS: tuple[Row, ...] = (
 )
 """The first row that fits a combination speaks for it."""
 
-FEATURES: tuple[Row, ...] = tuple(
-    Row(name, Status.REFUSED, name)
-    for name in (
-        "prefill context parallelism",
-        "decode context parallelism",
-        "micro-batching",
-        "sequence-parallel MoE",
-        "pooling models",
-        "encoder-decoder models",
-        "diffusion models",
-        "multimodal models",
-        "prompt embeddings",
-        "kv_sharing_fast_prefill",
-        "KV transfer",
-        "encoder-cache transfer",
-        "adaptive verification of drafts",
-    )
+_SCHEDULES = {
+    "chunked prefill": "test_chunks_mixed_steps_and_requests_without_points",
+    "preemption": "test_preempted_requests_emit_every_position_once",
+    "a cache reset under running requests": "test_running_requests_that_are_reset_emit_every_position_once",
+    "prefix caching": "test_a_prefix_from_the_cache_is_a_declared_gap_unless_the_request_reads_none",
+    "n above 1": "test_children_are_told_apart_even_from_an_id_that_imitates_one",
+    "LoRA": "test_two_adapters_and_the_base_in_one_batch",
+    "new weights under running requests": "test_new_weights_end_a_stream_and_the_next_one_says_so",
+}
+_REFUSED = (
+    "prefill context parallelism",
+    "decode context parallelism",
+    "micro-batching",
+    "sequence-parallel MoE",
+    "pooling models",
+    "encoder-decoder models",
+    "diffusion models",
+    "multimodal models",
+    "prompt embeddings",
+    "kv_sharing_fast_prefill",
+    "KV transfer",
+    "encoder-cache transfer",
+    "adaptive verification of drafts",
+)
+
+FEATURES: tuple[Row, ...] = (
+    *(Row(name, Status.PASSED, f"{_TESTS}/test_schedules.py::{test}") for name, test in _SCHEDULES.items()),
+    Row(
+        "structured outputs and logprobs",
+        Status.PASSED,
+        f"{_TESTS}/test_speculation.py::test_structured_outputs_and_logprobs_go_on",
+    ),
+    *(Row(name, Status.REFUSED, name) for name in _REFUSED),
 )
 
 
