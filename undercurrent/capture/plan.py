@@ -70,6 +70,7 @@ class Stream:
         last_pos: last position in a step frame, -1 for none.
         ended_at: position of the stop token that ended it, -1 where none has.
         tail_base: where its last rows are kept, -1 where its point has no tail.
+        whole: all positions that its point wants, however long the request becomes.
     """
 
     number: int
@@ -79,6 +80,7 @@ class Stream:
     last_pos: int = -1
     ended_at: int = -1
     tail_base: int = -1
+    whole: range = range(0)
 
 
 @dataclass(slots=True)
@@ -109,14 +111,22 @@ class Request:
         """Begin to remember at the first position that will be computed."""
         self.first = self.done
 
-    def remember(self, start: int, token_ids: npt.NDArray[np.int32]) -> None:
-        """Take note of what was computed from position `start` on; what is known already is not compared here."""
+    def remember(self, start: int, token_ids: bytes) -> None:
+        """Take note of what was computed from position `start` on; what is known already is not compared here.
+
+        Args:
+            start: position of the first token.
+            token_ids: int32 [n], raw.
+        """
         known = self.first + len(self.history) // 4
-        if start > known:
-            self.history += _UNKNOWN * (start - known)
-            known = start
-        self.history += token_ids[max(0, known - start) :].tobytes()
-        self.done = max(self.done, start + len(token_ids))
+        end = start + len(token_ids) // 4
+        if start != known:
+            if start > known:
+                self.history += _UNKNOWN * (start - known)
+            token_ids = token_ids[4 * max(0, known - start) :]
+        self.history += token_ids
+        if end > self.done:
+            self.done = end
 
     def differs_at(self, start: int, token_ids: npt.NDArray[np.int32]) -> int:
         """Return the first position from `start` on that was computed of another token before, -1 for none."""
@@ -241,16 +251,24 @@ class Plan:
 
     def settle(self) -> None:
         """Add what its steps did to the counts of requests and streams; a settled plan is not used again."""
-        ids = np.frombuffer(b"".join(self.token_ids), np.int32).reshape(self.steps, self.rows)
-        for (request, row, count), base in zip(self.requests, self.base, strict=True):
-            request.remember(base, ids[:, row : row + count].reshape(-1))
+        if self.steps == 1:
+            (raw,) = self.token_ids
+            for (request, row, count), base in zip(self.requests, self.base, strict=True):
+                request.remember(base, raw[4 * row : 4 * (row + count)])
+        elif self.steps:
+            ids = np.frombuffer(b"".join(self.token_ids), np.int32).reshape(self.steps, self.rows)
+            raw = np.ascontiguousarray(ids.T).tobytes()  # one row a request: several steps are those of a decode
+            size = 4 * self.steps
+            for (request, row, count), base in zip(self.requests, self.base, strict=True):
+                request.remember(base, raw[size * row : size * (row + count)])
         self.steady = None
         for lane in self.lanes:
             sent, last_sent = lane.sent + self.sent, max(lane.last_sent, self.last_sent)
             if sent:
                 for stream, count, last in zip(lane.streams, lane.counts, lane.last, strict=True):
                     stream.emitted += count * sent
-                    stream.last_pos = max(stream.last_pos, last + last_sent)
+                    if last + last_sent > stream.last_pos:
+                        stream.last_pos = last + last_sent
 
     def same_rows(self, other: Plan) -> bool:
         """Whether both send the same rows of the same streams."""

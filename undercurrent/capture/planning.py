@@ -154,8 +154,31 @@ class _Builder:
         if low > start:
             self.valid_for = 1
         for stream in request.streams:
-            if stream.ended_at < 0:
+            if stream.ended_at >= 0:
+                continue
+            if stream.point.tail is None and stream.point.stop is None:
+                self._take(stream, low, start + count, start - row)
+            else:
                 self._ask(request, stream, range(low, start + count), start - row)
+
+    def _take(self, stream: Stream, low: int, high: int, shift: int) -> None:
+        """Take the positions from `low` to `high` that a point wants of which nothing but positions decides."""
+        whole = stream.whole
+        first, step = whole.start, whole.step
+        if low > first:
+            first += -(-(low - first) // step) * step
+        if self.valid_for > 1:
+            if first >= whole.stop:
+                holds = LOOKAHEAD
+            elif first != low:
+                holds = first - low
+            else:
+                holds = whole.stop - low if step == 1 else 1
+            if holds < self.valid_for:
+                self.valid_for = holds
+        if first < high and first < whole.stop:
+            wanted = range(first, min(high, whole.stop), step)
+            self.gathers[stream.point.name].add(stream, wanted, shift)
 
     def _ask(self, request: Request, stream: Stream, span: range, shift: int) -> None:
         point, prompt_len = stream.point, request.prompt_len
@@ -199,12 +222,11 @@ def build_plan(
     builder = _Builder(points, batch.token_ids, steady=kept is None and int(starts[-1] - starts[0]) == slots)
     present: list[tuple[Request, int, int]] = []
     base: list[int] = []
-    for slot, engine_id in enumerate(batch.engine_ids):
+    first_rows, counts = starts.tolist(), (np.diff(starts) if kept is None else kept).tolist()
+    for engine_id, start, row, count in zip(batch.engine_ids, computed.tolist(), first_rows, counts, strict=False):
         request = requests.get(engine_id)
         if request is None:
             continue
-        start, row = int(computed[slot]), int(starts[slot])
-        count = int(starts[slot + 1]) - row if kept is None else int(kept[slot])
         present.append((request, row, count))
         base.append(start)
         builder.add(request, start, row, count)

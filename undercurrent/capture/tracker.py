@@ -36,6 +36,7 @@ from undercurrent.errors import CaptureError
 
 _HEAD_ROWS_BYTES = 32
 _MAX_DETAIL = 500
+_FOREVER = 1 << 31
 
 
 class Tracker:
@@ -170,6 +171,8 @@ class Tracker:
                 continue
             self._streams += 1
             stream = Stream(self._streams, point)
+            if point.tail is None:
+                stream.whole = point.select(0, _FOREVER, prompt_len)
             if point.stop is not None:
                 stream.ended_at = point.stop.first(0, np.array(cached_ids, np.int32), prompt_len)
             self._tails.open(stream)
@@ -367,13 +370,14 @@ class Tracker:
 
     def _look_back(self, batch: Batch) -> None:
         """Take back what was captured of positions that are computed again, now of other tokens."""
+        computed = batch.computed[: len(batch.engine_ids)].tolist()
         for slot, engine_id in enumerate(batch.engine_ids):
             request = self._requests.get(engine_id)
-            if request is None or batch.computed[slot] >= request.done:
+            if request is None or computed[slot] >= request.done:
                 continue
             row = int(batch.starts[slot])
             end = int(batch.starts[slot + 1]) if batch.kept is None else row + int(batch.kept[slot])
-            position = request.differs_at(int(batch.computed[slot]), batch.token_ids[row:end])
+            position = request.differs_at(computed[slot], batch.token_ids[row:end])
             if position >= 0:
                 self._rewind(request, position)
 
