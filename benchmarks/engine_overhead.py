@@ -7,7 +7,8 @@ visits of the plain engine, in an order that is shuffled each round, until the 9
 within +-0.03 or there are `--pairs` of them. The last line is one JSON object. Figures are ratios of one run.
 
     null_*       capture on; the ring's reader drops everything
-    publish_*    capture on; the publisher process writes to Apache Kafka
+    publish_*    capture on; the publisher process writes to Apache Kafka; `1k`: 4 of 8 layers of a model of width 1024
+    idle         taps installed for all layers, no request captured
     control      plain engine, and beside it a publisher fed with the recorded frames of a publish_all visit: what any
                  capture that ends in Kafka must cost on these cores
 """
@@ -23,13 +24,13 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from benchmarks.overhead import load
 from benchmarks.overhead.figures import Ratios
-from benchmarks.overhead.processes import RING_BYTES, EngineProcess, Heard, Meter, Reader
+from benchmarks.overhead.processes import RING_BYTES, EngineProcess, Heard, Meter, Reader, Task
 from engine_worker.publisher import PublisherSettings
 from engine_worker.publisher_streams import Identity
 from engine_worker.publishing import PublisherProcess
@@ -40,17 +41,22 @@ from undercurrent.testing.tiny_models import build_tiny_model
 from undercurrent.testing.waiting import wait_until
 from undercurrent.topics import Topic
 
-VARIANTS = ("null_1", "null_all", "publish_1", "publish_all", "control")
-LAYERS_OF = {"1": [2], "all": list(range(load.LAYERS))}
+VARIANTS = ("null_1", "null_all", "publish_1", "publish_all", "publish_1k", "idle", "control")
+LAYERS_OF = {"1": [2], "all": list(range(load.LAYERS)), "1k": [1, 3, 5, 7]}
+WIDE = "1k"
+SOME, MANY = 16, 256
 
 
 class Bench:
     """Engines, broker and readers of one run."""
 
-    def __init__(self, broker: Broker, model: Path, folder: Path, seconds: float) -> None:
+    def __init__(self, broker: Broker, model: Path, wide: Path, folder: Path, seconds: float) -> None:
         self.broker, self.seconds, self.folder = broker, seconds, folder
         self.plain = EngineProcess(model, None)
-        self.tapped = {name: EngineProcess(model, layers) for name, layers in LAYERS_OF.items()}
+        self.plain_wide = EngineProcess(wide, None)
+        self.tapped = {
+            name: EngineProcess(wide if name == WIDE else model, layers) for name, layers in LAYERS_OF.items()
+        }
         self.recording = folder / "frames"
         self.number = 0
         self.cost: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}
@@ -59,10 +65,10 @@ class Bench:
             topic = Topic(name=f"bench.{name}", partitions=load.PARTITIONS, retention_ms=600_000)
             TopicAdmin(broker.settings()).create([topic])
 
-    def visit_plain(self) -> float:
-        """Return the plain engine's tokens per second."""
-        answer = self._visit(self.plain)
-        return float(answer["tokens"]) / (answer["ended_s"] - answer["started_s"])
+    def visit_plain(self, variant: str = "") -> float:
+        """Return the tokens per second of the plain engine that a variant is compared with."""
+        answer = self._visit(self.plain_wide if variant.endswith(WIDE) else self.plain)
+        return _rate(answer)
 
     def visit(self, variant: str) -> tuple[float, float]:
         """Return a variant's tokens per second at the last token and at the broker's last acknowledgement."""
@@ -71,6 +77,9 @@ class Bench:
             return self._null(variant, name)
         if kind == "publish":
             return self._publish(variant, name)
+        if kind == "idle":
+            rate = _rate(self._visit(self.tapped["all"], captured=False))
+            return rate, rate
         return self._control()
 
     def record(self) -> None:
@@ -80,17 +89,27 @@ class Bench:
         with self._reader("record", engine.ring, str(self.recording)):
             self._visit_to_the_end(engine)
 
-    def tap_us_per_step(self) -> float:
-        """Return the CPU time of all taps in a step; the last visit of that engine, a clock stays around its taps."""
-        engine = self.tapped["all"]
+    def added_us(self, name: str, requests: int) -> dict[str, float]:
+        """Return what capture adds to the engine's thread in a step, microseconds of CPU, and the step.
+
+        Args:
+            name: of the engine; its last visits, since the clocks around its taps stay.
+            requests: at once.
+        """
+        engine = self.tapped[name]
         assert engine.ring is not None
         with self._reader("null", engine.ring):
-            answer = self._visit_to_the_end(engine, time_taps=True)
-        return float(answer["tap_us"] / answer["steps"])
+            answer = self._visit_to_the_end(engine, time_taps=True, concurrency=requests)
+        steps = answer["steps"]
+        return {
+            "around_the_model": answer["capture_us"] / steps,
+            "taps": answer["tap_us"] / steps,
+            "step": 1e6 * (answer["ended_s"] - answer["started_s"]) / steps,
+        }
 
     def close(self) -> None:
         """End every engine."""
-        for engine in (self.plain, *self.tapped.values()):
+        for engine in (self.plain, self.plain_wide, *self.tapped.values()):
             engine.close()
 
     def _null(self, variant: str, name: str) -> tuple[float, float]:
@@ -102,8 +121,7 @@ class Bench:
         self.cost[variant].append(
             {"capture_us_per_step": answer["capture_us"] / answer["steps"], "ms_per_step": ms_per_step}
         )
-        rate = answer["tokens"] / (answer["ended_s"] - answer["started_s"])
-        return rate, rate
+        return _rate(answer), _rate(answer)
 
     def _publish(self, variant: str, name: str) -> tuple[float, float]:
         engine = self.tapped[name]
@@ -141,8 +159,7 @@ class Bench:
         publisher.end()
         played.close()
         self._note("control", cpu, heard, answer)
-        rate = answer["tokens"] / (answer["ended_s"] - answer["started_s"])
-        return rate, rate
+        return _rate(answer), _rate(answer)
 
     def _note(self, variant: str, cpu: dict[str, float], heard: Heard, answer: dict[str, Any]) -> None:
         figures = {
@@ -159,18 +176,18 @@ class Bench:
             figures["ms_per_step"] = 1e3 * (answer["ended_s"] - answer["started_s"]) / answer["steps"]
         self.cost[variant].append(figures)
 
-    def _visit(self, engine: EngineProcess, *, asleep: bool = True, time_taps: bool = False) -> dict[str, Any]:
+    def _visit(self, engine: EngineProcess, *, asleep: bool = True, **task: Unpack[Task]) -> dict[str, Any]:
         self.number += 1
-        answer = engine.visit(self.seconds, self.number, time_taps=time_taps)
+        answer = engine.visit(self.seconds, self.number, **task)
         if asleep:
             engine.sleep()
         return answer
 
-    def _visit_to_the_end(self, engine: EngineProcess, *, time_taps: bool = False) -> dict[str, Any]:
+    def _visit_to_the_end(self, engine: EngineProcess, **task: Unpack[Task]) -> dict[str, Any]:
         """Visit, and let the reader have the ends of the last streams too: the next reader does not know them."""
         ring = engine.ring
         assert ring is not None
-        answer = self._visit(engine, asleep=False, time_taps=time_taps)
+        answer = self._visit(engine, asleep=False, **task)
         time.sleep(0.5)
         wait_until(lambda: ring.stats().used_bytes == 0, 30, "an empty ring")
         engine.sleep()
@@ -196,17 +213,23 @@ class Bench:
         return Reader([sys.executable, "-m", "benchmarks.overhead.readers", role, ring.path, *arguments])
 
 
+def _rate(answer: dict[str, Any]) -> float:
+    """Return tokens per second."""
+    return float(answer["tokens"]) / (answer["ended_s"] - answer["started_s"])
+
+
 def run(
     bench: Bench, variants: list[str], pairs: int, seed: int
 ) -> tuple[dict[str, Ratios], dict[str, Ratios], Ratios]:
     """Visit until every variant is settled; return ratios at the last token, at the last ack, and to the control."""
     order = random.Random(seed)
     last, acked, to_control = ({v: Ratios() for v in VARIANTS} for _ in range(3))
-    bench.visit_plain()  # the first visit after the start is slower
+    for variant in ("", WIDE):
+        bench.visit_plain(variant)  # the first visit after the start is slower
     for name in LAYERS_OF:
         bench.visit(f"null_{name}")
     bench.record()
-    before = bench.visit_plain()
+    before = {wide: bench.visit_plain(WIDE if wide else "") for wide in (False, True)}
     while open_variants := [v for v in variants if not last[v].settled(0.03, pairs)]:
         # The control's ratio is taken in the same round as the variant's that it is for.
         wanted = sorted({*open_variants, "publish_all", "control"} if "control" in open_variants else open_variants)
@@ -214,12 +237,13 @@ def run(
         rates: dict[str, float] = {}
         for variant in wanted:
             at_token, at_ack = bench.visit(variant)
-            after = bench.visit_plain()
-            plain = (before + after) / 2
+            wide = variant.endswith(WIDE)
+            after = bench.visit_plain(variant)
+            plain = (before[wide] + after) / 2
             last[variant].values.append(at_token / plain)
             acked[variant].values.append(at_ack / plain)
             rates[variant] = at_token / plain
-            before = after
+            before[wide] = after
             print(f"{variant:12} {at_token:8.0f} tok/s  plain {plain:8.0f}  ratio {at_token / plain:.3f}", flush=True)
         if "control" in rates and _same_cost(bench):
             to_control["control"].values.append(rates["publish_all"] / rates["control"])
@@ -245,20 +269,28 @@ def summary(bench: Bench, last: dict[str, Ratios], acked: dict[str, Ratios], to_
         for variant, rows in bench.cost.items()
         if rows
     }
-    step_us = 1000 * (costs["null_all"].get("ms_per_step") or float("nan"))
-    capture_us = costs["null_all"]["capture_us_per_step"] or float("nan")
-    tap_us = bench.tap_us_per_step()
+    added = {f"{name}_{requests}": bench.added_us(name, requests) for name in ("1", "all") for requests in (SOME, MANY)}
+
+    def total(name: str) -> float:
+        return round(added[name]["around_the_model"] + added[name]["taps"], 1)
+
     return {
         "ratio_null_1": last["null_1"].as_json(),
         "ratio_null_all": last["null_all"].as_json(),
+        "ratio_to_control": to_control.as_json(),
         "ratio_1_layer": last["publish_1"].as_json(),
         "ratio_all_layers": last["publish_all"].as_json(),
+        "ratio_1k_4of8": last["publish_1k"].as_json(),
+        "ratio_taps_idle": last["idle"].as_json(),
         "ratio_1_layer_acknowledged": acked["publish_1"].as_json(),
         "ratio_all_layers_acknowledged": acked["publish_all"].as_json(),
         "ratio_of_control": last["control"].as_json(),
-        "ratio_to_control": to_control.as_json(),
-        "tap_us_per_step": round(tap_us, 1),
-        "added_step_share": round((capture_us + tap_us) / step_us, 5),
+        "added_step_share": round(total(f"all_{SOME}") / added[f"all_{SOME}"]["step"], 5),
+        "added_us_16": total(f"1_{SOME}"),
+        "added_us_256": total(f"1_{MANY}"),
+        "added_us_16_all": total(f"all_{SOME}"),
+        "added_us_256_all": total(f"all_{MANY}"),
+        "added": added,
         "cost": costs,
         "versions": bench.plain.versions,
     }
@@ -275,8 +307,9 @@ def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         model = build_tiny_model("llama", folder / "model", layers=load.LAYERS, width=load.WIDTH, max_len=256)
+        wide = build_tiny_model("llama", folder / "wide", layers=8, width=1024, max_len=256)
         broker = stack.enter_context(apache_kafka())
-        bench = Bench(broker, model, folder, options.seconds)
+        bench = Bench(broker, model, wide, folder, options.seconds)
         stack.callback(bench.close)
         last, acked, to_control = run(bench, options.variants, options.pairs, options.seed)
         print(json.dumps(summary(bench, last, acked, to_control)))

@@ -13,7 +13,7 @@ engine:
 group: {name: engine, assignor: cooperative-sticky}
 guards: {probes: [secret], wait_s: 1.0}
 limits: {max_in_flight: 64, handover_s: 5, shutdown_s: 20}
-publisher: {interval_ms: 10, ring_mib: 64}
+publisher: {interval_ms: 20, ring_mib: 64}
 metrics: {port: 9100}
 """
 
@@ -133,7 +133,7 @@ class PublisherSection(_Section):
         request_slots: children of requests that can be under way at once.
     """
 
-    interval_ms: Annotated[float, Field(ge=0)] = 10.0
+    interval_ms: Annotated[float, Field(ge=0)] = 20.0
     ring_mib: Annotated[int, Field(gt=0)] = 64
     max_cycle_mib: Annotated[int, Field(gt=0)] = 32
     max_held_mib: Annotated[int, Field(gt=0)] = 32

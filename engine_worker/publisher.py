@@ -69,7 +69,7 @@ class PublisherSettings:
     topics: dict[str, str]
     partitions: dict[str, int]
     max_record_bytes: dict[str, int]
-    interval_ms: float = 10.0
+    interval_ms: float = 20.0
     max_cycle_bytes: int = 32 << 20
     max_held_bytes: int = 32 << 20
     blocking: Sequence[str] = ()

@@ -2,9 +2,9 @@
 
     python -m benchmarks.overhead.load '{"model": ..., "ring": ..., "layers": [...]}'
 
-It answers each line `{"seconds": s, "concurrency": c, "tokens": t, "round": i}` on standard input with one line on
-standard output: tokens, requests, and the monotonic times of the first prompt and the last token. With `"time_taps":
-true` the answer has the CPU time of the taps in the model, too; the clock then costs something itself.
+It answers each line `{"seconds": s, "concurrency": c, "tokens": t, "round": i, "captured": b}` on standard input with
+one line on standard output: tokens, requests, and the monotonic times of the first prompt and the last token. With
+`"time_taps": true` the answer has the CPU time of the taps in the model, too; the clock then costs something itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ from undercurrent.spec import parse_dict
 POINT = "layers"
 WIDTH, LAYERS, DTYPE = 256, 4, "bfloat16"
 PARTITIONS = 4
-ENGINE_ARGS = {"max_model_len": 256, "max_num_seqs": 16, "max_num_batched_tokens": 1024, "enable_prefix_caching": False}
+ENGINE_ARGS = {
+    "max_model_len": 256,
+    "max_num_seqs": 256,
+    "max_num_batched_tokens": 1024,
+    "enable_prefix_caching": False,
+}
 
 
 def spec_of(layers: list[int]) -> dict[str, Any]:
@@ -67,22 +72,30 @@ async def visit(engine: VLLMEngine, task: dict[str, Any], *, captured: bool) -> 
 
 
 def watch_taps(worker: Any) -> None:  # noqa: ANN401 - a vLLM worker
-    """Put a clock around every tap of a worker; runs inside it."""
+    """Put a clock around every tap of a worker, or set it to zero where it is there; runs inside it."""
+    if hasattr(worker, "undercurrent_tap_ns"):
+        worker.undercurrent_tap_ns[0] = 0
+        return
+    from undercurrent.adapters.vllm import tap
     from undercurrent.adapters.vllm.compat import runtime_of
 
     spent = worker.undercurrent_tap_ns = [0]
+    plain = tap._of_output  # noqa: SLF001 - nothing else needs to see what a tap does
 
-    def timed(hook: Any) -> Any:  # noqa: ANN401 - a torch hook
-        def run(module: Any, args: Any, output: Any) -> None:  # noqa: ANN401
+    def timed(*of: Any) -> Any:  # noqa: ANN401 - what a tap is made of
+        take = plain(*of)
+
+        def run(output: Any) -> None:  # noqa: ANN401 - any module's output
             began = time.thread_time_ns()
-            hook(module, args, output)
+            take(output)
             spent[0] += time.thread_time_ns() - began
 
         return run
 
-    for handle in runtime_of(worker)._taps._hooks:  # noqa: SLF001 - nothing else needs to see them
-        hooks = handle.hooks_dict_ref()
-        hooks[handle.id] = timed(hooks[handle.id])
+    taps = runtime_of(worker)._taps  # noqa: SLF001 - as above
+    taps.remove()
+    tap._of_output = timed  # noqa: SLF001 - as above
+    taps.install()
 
 
 def tap_ns(worker: Any) -> int:  # noqa: ANN401 - a vLLM worker
@@ -103,7 +116,7 @@ async def main() -> None:
             task = json.loads(line)
             if task["time_taps"]:
                 await engine.collective_rpc(watch_taps)
-            answer = await visit(engine, task, captured=ring is not None)
+            answer = await visit(engine, task, captured=ring is not None and task["captured"])
             if task["time_taps"]:
                 answer["tap_us"] = (await engine.collective_rpc(tap_ns))[0] / 1000
             print(json.dumps(answer), flush=True)

@@ -11,13 +11,21 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import psutil
 
 from undercurrent.capture.ring import Ring
 
 RING_BYTES = 64 << 20
+
+
+class Task(TypedDict, total=False):
+    """What a visit is, beside its length: clocks around the taps, requests at once, whether any of them is captured."""
+
+    time_taps: bool
+    concurrency: int
+    captured: bool
 
 
 class EngineProcess:
@@ -35,13 +43,14 @@ class EngineProcess:
         self.versions = self._answer()["versions"]
         self.sleep()
 
-    def visit(self, seconds: float, number: int, *, time_taps: bool = False) -> dict[str, Any]:
+    def visit(self, seconds: float, number: int, **task: Unpack[Task]) -> dict[str, Any]:
         """Wake it, let it work, and count."""
         self._signal("resume")
         before = self.ring.stats() if self.ring else None
-        task = {"seconds": seconds, "concurrency": 16, "tokens": 64, "round": number, "time_taps": time_taps}
+        usual = {"time_taps": False, "concurrency": 16, "captured": True}
+        whole = {"seconds": seconds, "round": number, "tokens": 64, **usual, **task}
         assert self.child.stdin is not None
-        self.child.stdin.write(json.dumps(task) + "\n")
+        self.child.stdin.write(json.dumps(whole) + "\n")
         self.child.stdin.flush()
         answer = self._answer()
         if self.ring and before:
