@@ -123,7 +123,7 @@ class ShardJoin:
         Args:
             layers: of every shard, by its number, without an overlap.
         """
-        self._layers = tuple(sorted(layer for mine in layers.values() for layer in mine))
+        self._layers = tuple(sorted({layer for mine in layers.values() for layer in mine}))
         self._columns = {shard: [self._layers.index(layer) for layer in mine] for shard, mine in sorted(layers.items())}
         for shard, mine in layers.items():
             self._queue(shard).layers = mine
@@ -154,9 +154,14 @@ class ShardJoin:
         """Take note that a shard sends nothing more."""
         self._queue(shard).ended = True
 
-    def void(self, position: int) -> None:
-        """Forget what waits at a position and after it."""
-        for queue in self._queues.values():
+    def void(self, position: int, shard: int | None = None) -> None:
+        """Forget what waits at a position and after it.
+
+        Args:
+            position: first one that is void.
+            shard: whose rows; those of all by default.
+        """
+        for queue in self._queues.values() if shard is None else [self._queue(shard)]:
             queue.drop_from(position)
 
     def joined(self) -> Iterator[ActivationBlock]:
@@ -187,7 +192,7 @@ class ShardJoin:
         cell_bytes = len(block.data) // cells
         positions = np.frombuffer(block.positions, _INT32)
         fits = (
-            cell_bytes * cells == len(block.data)
+            cell_bytes * cells == len(block.data) > 0
             and cell_bytes == (self._cell_bytes or cell_bytes)
             and block.layers == (queue.layers or block.layers)
             and int(positions[0]) > queue.last

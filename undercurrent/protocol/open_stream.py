@@ -176,7 +176,7 @@ class Stream:
         """Layers of all shards in ascending order, None while one has not started."""
         if not self.all_started:
             return None
-        return tuple(sorted(layer for mine in self._started_layers().values() for layer in mine))
+        return tuple(sorted({layer for mine in self._started_layers().values() for layer in mine}))
 
     def written_by(self, message: StreamMessage) -> bool:
         """Whether a message comes from the engine, and the start of it, that opened this stream."""
@@ -206,7 +206,7 @@ class Stream:
         shard = self.shard(block.shard)
         if block.revision > shard.revision:
             # What said from where on cannot have come.
-            self.invalidate(shard, block.revision, self._voids.get(block.revision, 0))
+            self.invalidate(block.shard, block.revision, self._voids.get(block.revision, 0))
         if self._join is None:
             return iter(() if self.rewound else (block,))
         started = self.started
@@ -241,14 +241,15 @@ class Stream:
         if self._join:
             self._join.end(message.shard)
 
-    def invalidate(self, shard: Shard, revision: int, position: int) -> None:
+    def invalidate(self, number: int, revision: int, position: int) -> None:
         """Void the rows of earlier revisions from a position on.
 
         Args:
-            shard: that says so.
+            number: of the shard that says so.
             revision: of its records from now on.
             position: first one that is void.
         """
+        shard = self.shard(number)
         shard.revision = revision
         shard.go_back(position)
         said = self._voids.setdefault(revision, position)
@@ -256,8 +257,9 @@ class Stream:
             # Shards that name two positions leave it open which of their rows go together.
             self.rewound = True
             self.clear_up_to = min(self.clear_up_to, position - 1)
-        if self._join and revision > self.revision:
-            self._join.void(position)
+        if self._join:
+            # What the others have sent of this revision by now is valid.
+            self._join.void(position, None if revision > self.revision else number)
         self.revision = max(self.revision, revision)
 
     def close(self, reason: str) -> None:

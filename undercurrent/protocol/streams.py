@@ -268,7 +268,7 @@ def _taken(stream: Stream, message: ActivationBlock | StreamInvalidated) -> list
     if isinstance(message, StreamInvalidated):
         if message.revision <= shard.revision:
             return [Stray("stale_revision")]
-        stream.invalidate(shard, message.revision, message.first_position)
+        stream.invalidate(message.shard, message.revision, message.first_position)
         return [Nothing()]
     if message.revision < shard.revision:
         return [Stray("stale_revision")]

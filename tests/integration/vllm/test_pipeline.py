@@ -1,4 +1,8 @@
-"""Two pipeline stages on a CPU: an engine worker publishes what each captures, and a probe host joins it."""
+"""Two pipeline stages on a CPU: an engine worker publishes what each captures, and a probe host joins it.
+
+vLLM alone stops in the first step of two eager stages: nobody has allocated what the second one receives. The run of
+the self-check has, so this works with capture and only with it.
+"""
 
 from __future__ import annotations
 

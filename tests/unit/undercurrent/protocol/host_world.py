@@ -271,7 +271,13 @@ class PlainReader:
             for stream in same:
                 self.close(stream, offset, "superseded")
             own = {"request": message.request_id, "attempt": message.attempt, "wanted": message.shards, "shards": {}}
-            own |= {"writer": (message.engine, message.incarnation), "conflict": False, "rewound": False, "voids": {}}
+            own |= {
+                "writer": (message.engine, message.incarnation),
+                "conflict": False,
+                "rewound": False,
+                "voids": {},
+                "said": set(),
+            }
             own |= {"count": 0, "total": 0, "missing": 0, "unjoined": 0, "shown": -1}
             self.streams.append(own)
         elif not self.of_writer(own, message) or message.shard in own["shards"] or message.shards != own["wanted"]:
@@ -307,11 +313,12 @@ class PlainReader:
         own["rewound"] = own["rewound"] or own["shown"] >= first or said != first
         shard["revision"] = revision
         shard["last"] = min(shard["last"], first - 1)
-        if all(first_of <= revision for first_of in own["voids"]) and said == first:
-            for other in own["shards"].values():
-                kept = [row for row in other["rows"] if row[1] >= revision or row[0] < first]
-                other["rows"] = kept
-                other["last"] = kept[-1][0] if kept else min(other["last"], first - 1)
+        first_to_say = not any(later == revision for other, later in own["said"] if other != id(shard))
+        own["said"].add((id(shard), revision))
+        for other in own["shards"].values():
+            if other is shard or (first_to_say and all(later <= revision for later in own["voids"])):
+                other["rows"] = [row for row in other["rows"] if row[1] >= revision or row[0] < first]
+                other["last"] = min(other["last"], first - 1) if not other["rows"] else other["rows"][-1][0]
 
     def block(self, own, shard, message, offset):
         position = struct.unpack("<i", message.positions)[0]

@@ -103,6 +103,7 @@ def test_what_is_held_is_bounded_and_beyond_the_bound_nothing_leaves():
     [
         {"positions": b"\0\0\0"},
         {"positions": b""},
+        {"data": b""},
         {"data": bytes(7)},
         {"data": bytes(64)},
         {"token_ids": bytes(8)},
