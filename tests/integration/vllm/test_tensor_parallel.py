@@ -6,7 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness import MAX_LEN
 from inprocess import Ask, Capturing
+
+from undercurrent.core import Probe, ProbeFactory, ProbeRegistry, ProbeResult
+from undercurrent.router import Router
+from undercurrent.spec import ExtractionPoint
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
@@ -96,3 +101,43 @@ def test_a_module_that_hands_on_a_part_of_a_sum_is_refused_by_name_on_every_rank
         "attn_out of layer 1 (LlamaAttention)",
         "",
     ]
+
+
+class Keeps(Probe):
+    """Keeps every record that it is given."""
+
+    def on_start(self, ctx):
+        self.kept = {}
+
+    def on_activation(self, record):
+        assert (record.token_pos, record.layer) not in self.kept
+        self.kept[record.token_pos, record.layer] = record.tensor.numpy().copy()
+
+    def on_end(self, ctx):
+        return ProbeResult(self.request_id, "p", "kept", metadata={"rows": self.kept})
+
+
+def test_an_embedded_adapter_is_given_each_row_once(models, monkeypatch):
+    from undercurrent.adapters.vllm import VLLMEngineAdapter
+
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
+    registry, results = ProbeRegistry(), {}
+    registry.register("keeps", ProbeFactory(Keeps))
+    sampling = {"max_tokens": 6, "temperature": 0.0, "ignore_eos": True}
+    arguments = {"max_model_len": MAX_LEN, "dtype": "float32", "block_size": 32}
+    with Router(registry) as router, VLLMEngineAdapter() as adapter:
+        router.on_request_end(lambda name, found: results.update({name: found}))
+        adapter.load_model(str(models["llama"]), tensor_parallel_size=2, allow_unsupported_executor=True, **arguments)
+        asked = ExtractionPoint(
+            name="p", layers=(0, 3), tensor_type="residual_stream", position="*", probe_type="keeps"
+        )
+        adapter.register_extraction("x", [asked])
+        adapter.generate("x", "every row once", sampling, router)
+        prompt = adapter.tokenizer.encode("every row once")
+    rows = results["x"]["p"].metadata["rows"]
+    with Capturing(models["llama"]) as engine:
+        alone = engine.run([Ask("x", prompt, points=("residual",), params=sampling)])["x"].streams["residual"]
+    assert sorted(rows) == [(at, layer) for at in alone.positions for layer in (0, 3)]
+    for at, row in zip(alone.positions, alone.rows, strict=True):
+        for layer in (0, 3):
+            np.testing.assert_allclose(rows[at, layer], row[layer], rtol=1e-4, atol=1e-5)
