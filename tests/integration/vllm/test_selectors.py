@@ -9,6 +9,7 @@ from inprocess import Ask, Capturing
 from undercurrent.codec.tensors import bytes_of, rows_of
 from undercurrent.errors import CaptureError
 from undercurrent.spec import ExtractionPoint
+from undercurrent.testing.wanted import wanted_positions
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
@@ -43,23 +44,6 @@ SELECTORS = (
 )
 
 
-def wanted(spec, run, stop):
-    """The positions that a point must get, one by one from what the spec says."""
-    prompt_len, computed = len(run.prompt), len(run.sequence) - 1
-    if spec.needs_final_length:
-        total = computed - prompt_len
-        named = spec.position.resolve_absolute(prompt_len, total) if total > 0 else None
-        return [] if named is None else [named]
-    found = []
-    for position in range(computed):
-        generated = position >= prompt_len
-        if spec.matches(position, generated, prompt_len):
-            found.append(position)
-        if spec.position.matches(position, generated, prompt_len) and run.sequence[position] == stop:
-            break
-    return found
-
-
 def check(runs, engine):
     stops = {point.name: point.until.stop_token for point in engine.points}
     for run in runs.values():
@@ -68,7 +52,8 @@ def check(runs, engine):
         assert list(whole) == list(range(len(run.sequence) - 1))
         for spec in engine.points:
             stream, stop = run.streams[spec.name], stops[spec.name]
-            expected = wanted(spec, run, ord(stop) if isinstance(stop, str) else stop)
+            stop = ord(stop) if isinstance(stop, str) else stop
+            expected = wanted_positions(spec, run.sequence[:-1], len(run.prompt), stop=stop)
             assert stream.positions == expected, spec.name
             assert stream.token_ids == [run.sequence[position] for position in expected], spec.name
             assert all(np.array_equal(r, whole[p]) for p, r in zip(expected, stream.rows, strict=True)), spec.name

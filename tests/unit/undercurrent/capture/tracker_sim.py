@@ -14,6 +14,7 @@ from undercurrent.capture.ring import Ring
 from undercurrent.capture.tracker import Tracker
 from undercurrent.codec.tensors import bytes_of
 from undercurrent.spec import ExtractionPoint
+from undercurrent.testing.wanted import wanted_positions
 
 WIDTH = 2
 MAX_ROWS = 64
@@ -70,23 +71,6 @@ class Job:
 def token(job, position):
     """The input token there: it names the request, and comes again every few positions."""
     return job.number * 10 + position * position % 7
-
-
-def wanted(spec, job):
-    """The positions that a point must get, one by one from what the spec says."""
-    total = job.furthest - job.prompt_len
-    if spec.needs_final_length:
-        named = spec.position.resolve_absolute(job.prompt_len, total) if total > 0 else None
-        return [] if named is None or named < job.cached else [named]
-    found = []
-    for position in range(job.furthest):
-        generated = position >= job.prompt_len
-        if position >= job.cached and spec.matches(position, generated, job.prompt_len):
-            found.append(position)
-        inside = spec.position.matches(position, generated, job.prompt_len)
-        if inside and token(job, position) == spec.until.stop_token:
-            break
-    return found
 
 
 def truth(job, position, layers):
@@ -193,7 +177,8 @@ class Sim:
     def check(self, *, lossless):
         for stream, opened in self.opened.items():
             job = next(j for j in self.jobs if j.name == opened.request_id)
-            expected = wanted(SPECS[opened.point_hash], job)
+            tokens = [token(job, position) for position in range(job.furthest)]
+            expected = wanted_positions(SPECS[opened.point_hash], tokens, job.prompt_len, cached=job.cached)
             rows = [value for kind, value in self.got[stream] if kind == "row"]
             losses = [value for kind, value in self.got[stream] if kind == "lost"]
             closed = self.closed[stream]

@@ -324,3 +324,48 @@ def test_topics_and_partitions_that_are_not_there_are_named():
         logs.records("nothing")
     with pytest.raises(TopicError, match="partitions 0 to 3, not 4"):
         logs.append("undercurrent.activations.p", b"", key=b"", partition=4)
+
+
+class FirstElement(Probe):
+    """Scores a record with its first element; in bulk where the host offers it."""
+
+    def score(self, rows):
+        assert rows.dtype == np.float32
+        return rows[:, 0].astype(np.float32)
+
+    def on_scores(self, positions, layers, scores):
+        if not np.isfinite(scores).all():
+            raise ProbeError("not finite")
+
+    def on_activation(self, record):
+        assert record.tensor.dtype == np.float32
+        return ProbeSignal(score=float(record.tensor[0]))
+
+    def on_end(self, ctx):
+        return ProbeResult(self.request_id, self.extraction_point_name, ctx.stream.dtype)
+
+
+class FirstElementByRecord(FirstElement):
+    score = on_scores = None
+
+
+@pytest.mark.parametrize("probe", [FirstElement, FirstElementByRecord])
+def test_int8_rows_reach_a_probe_as_float32_and_a_row_that_is_not_finite_ends_it(probe):
+    register_probe("first", probe)
+    rows = np.random.default_rng(0).normal(size=(6, 1, 8)).astype(np.float32)
+    for broken in (False, True):
+        ring, stream = MemoryRing([POINT], [bind(probe="first", name="first")]), StreamBuilder(
+            "r", layers=(12,), width=8, dtype="int8", prompt_len=2
+        )  # fmt: skip
+        if broken:
+            rows[3, 0, 5] = np.inf
+        ring.send(stream.started(), stream.activations(range(6), rows), stream.ended())
+        if broken:
+            [error] = ring.verdicts(VerdictKind.ERROR)
+            assert "not finite" in error.error
+            continue
+        [result] = ring.verdicts(VerdictKind.RESULT)
+        assert (result.verdict, result.complete, result.scored) == ("int8", True, 6)
+        scores = ring.scores("r", "first")
+        limits = np.abs(rows).max(axis=2)[:, 0] / 127
+        assert all(abs(scores[position, 12] - rows[position, 0, 0]) <= limits[position] * 0.51 for position in range(6))
