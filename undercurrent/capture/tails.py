@@ -100,9 +100,16 @@ class Tails:
         self._losses = losses
         self._lengths = lengths
         self._rows: dict[str, TailRows] = {}
+        self._max_rows: Mapping[str, int] = {}
 
-    def use(self, points: Iterable[CapturePoint]) -> None:
-        """Keep rows of these points from now on; those of points that stay stay."""
+    def use(self, points: Iterable[CapturePoint], max_rows: Mapping[str, int]) -> None:
+        """Keep rows of these points from now on; those of points that stay stay.
+
+        Args:
+            points: all that are captured.
+            max_rows: per point, rows that one frame may have.
+        """
+        self._max_rows = max_rows
         before, self._rows = self._rows, {}
         for point in points:
             if point.tail is not None:
@@ -158,21 +165,21 @@ class Tails:
         if not len(positions):
             return 0
         places = kept.find(stream.tail_base, positions)
-        held = places != NOWHERE
-        frames = 0
-        for reason, some in (("stale_tap", ~held), ("ring_full", held)):
-            if not some.any():
-                continue
-            lane = make_lane(
-                number + frames, stream.point, (stream,), (int(some.sum()),), positions[some], places[some]
-            )
-            frames += 1
-            if some is held and self._emission.emit_kept(lane, kept.rows, kept.tokens, stamp):
-                stream.emitted += len(lane.rows)
-                stream.last_pos = int(lane.positions[-1])
+        held, most = places != NOWHERE, self._max_rows[stream.point.name]
+        pieces = [
+            (some is held, rows[first : first + most])
+            for some in (~held, held)
+            for rows in [np.flatnonzero(some)]
+            for first in range(0, len(rows), most)
+        ]
+        for at, (is_held, rows) in enumerate(pieces):
+            lane = make_lane(number + at, stream.point, (stream,), (len(rows),), positions[rows], places[rows])
+            if is_held and self._emission.emit_kept(lane, kept.rows, kept.tokens, stamp):
+                stream.emitted += len(rows)
+                stream.last_pos = int(positions[rows[-1]])
             else:
-                self._losses.add(lane, reason)
-        return frames
+                self._losses.add(lane, "ring_full" if is_held else "stale_tap")
+        return len(pieces)
 
     def _possible(self, request: Request) -> range:
         """Return the lengths that a request may turn out to have had."""

@@ -100,7 +100,7 @@ class Tracker:
         self._retire()
         self._points = known
         self._emission.use(buffers)
-        self._tails.use(points)
+        self._tails.use(points, max_rows)
         self._max_rows = max_rows
 
     @property

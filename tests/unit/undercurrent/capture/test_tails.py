@@ -25,11 +25,12 @@ SLACK = 6
 class Late:
     """One request of an engine that runs ahead of who confirms its length."""
 
-    def __init__(self, selector, prompt_len, *, cached=0, slack=SLACK):
-        made = point("tail", selector, layers=(1,))
+    def __init__(self, selector, prompt_len, *, cached=0, slack=SLACK, layers=(1,), ring_bytes=1 << 16):
+        made = point("tail", selector, layers=layers)
         self.point = replace(made, tail=replace(made.tail, slack=slack))
+        self.width = 2 * len(layers)
         self.buffer = np.zeros((64, self.point.group.row_bytes), np.uint8)
-        self.ring = Ring.create(1 << 16, slots=8)
+        self.ring = Ring.create(ring_bytes, slots=8)
         self.table = LengthTable(self.ring.lengths)
         self.tracker = Tracker([self.point], {self.point.group: self.buffer}, self.ring.writer(), check_plans=True)
         self.reader, self.holding = self.ring.reader(), Holding(self.ring.lengths, max_bytes=1 << 20)
@@ -41,7 +42,7 @@ class Late:
     def compute(self, count, *, stale=()):
         self.steps += 1
         positions = np.arange(self.computed, self.computed + count)
-        self.buffer[:count] = positions.astype("<f4").repeat(2).view(np.uint8).reshape(count, -1)
+        self.buffer[:count] = positions.astype("<f4").repeat(self.width).view(np.uint8).reshape(count, -1)
         arrays = ([self.computed], [0, count], positions + 1000)
         self.tracker.step(Batch(self.steps, count, ["r"], *(np.array(a, np.int32) for a in arrays)), stale)
         self.computed += count
@@ -52,7 +53,7 @@ class Late:
                 for _, positions, token_ids, data in content.segments():
                     found = np.frombuffer(positions, "<i4").tolist()
                     assert np.frombuffer(token_ids, "<i4").tolist() == [p + 1000 for p in found]
-                    assert np.frombuffer(data, "<f4").tolist() == [float(p) for p in found for _ in range(2)]
+                    assert np.frombuffer(data, "<f4").tolist() == [float(p) for p in found for _ in range(self.width)]
                     self.out += found
             elif not isinstance(content, frames.Open):
                 self.out.append(content)
@@ -175,5 +176,25 @@ def test_places_are_given_back_and_hold_nothing_of_who_was_there():
             engine.computed = 0
             engine.tracker.open("r", order, index=0, prompt_len=2, cached_prefix=0)
         assert len(engine.tracker._tails._rows["tail"].rows) == 4 * engine.point.tail.depth
+    finally:
+        engine.ring.close()
+
+
+def test_more_rows_than_a_frame_holds_come_in_several_and_one_is_picked():
+    engine = Late("generated[-1]", 2, slack=30, layers=(0, 1, 2, 3), ring_bytes=4096)
+    try:
+        engine.tracker._tails._max_rows = {"tail": 7}
+        engine.compute(2)
+        engine.table.tell(engine.slot, 0, 3)
+        for _ in range(20):
+            engine.compute(1)
+        engine.tracker.close("r")
+        engine.read()
+        assert engine.out == []
+        engine.table.tell(engine.slot, 0, 12, final=True)
+        engine.read()
+        *rows, closed = engine.out
+        assert rows == [10]
+        assert (closed.emitted, closed.dropped, closed.last_pos) == (1, 0, 10)
     finally:
         engine.ring.close()
