@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from harness import POINTS, point
 from inprocess import Ask, Capturing, Ran
 from scenarios import main, watch
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 AGAIN_AND_AGAIN = [9, 10, 11] * 20
+LAST = point("last", "residual_stream", (2,), "generated[-1]")
 
 
 class Drafts:
@@ -86,7 +88,7 @@ def ignoring(engine: Capturing) -> dict[str, Ran]:
 
 
 def everything(model: str) -> dict[str, Any]:
-    with Capturing(model, speculative_config=NGRAM, num_gpu_blocks_override=13) as engine:
+    with Capturing(model, (*POINTS, LAST), speculative_config=NGRAM, num_gpu_blocks_override=13) as engine:
         drafts = Drafts(engine.worker.model_runner)
         runs = engine.run(repetitive("r"))
         counts = {"accepted": drafts.accepted, "rejected": drafts.rejected}

@@ -57,6 +57,15 @@ def test_nothing_after_a_stop_token_leaves_though_drafts_after_it_were_accepted(
     assert stopped.streams["residual"].token_ids == stopped.sequence[:-1]
 
 
+def test_the_last_row_is_the_last_accepted_one(found):
+    runs = [*found["runs"].values(), found["stops"]["stops"], *found["stops"]["lengths"].values()]
+    for run in runs:
+        last, residual = run.streams["last"], run.streams["residual"]
+        assert last.positions == residual.positions[-1:]
+        assert last.token_ids == [run.sequence[-2]]
+        assert (last.rows[0] == residual.rows[-1][2]).all()
+
+
 def test_nothing_after_the_last_token_leaves_though_drafts_after_it_were_accepted(found):
     for length, run in found["stops"]["lengths"].items():
         assert len(run.sequence) == len(run.prompt) + length

@@ -61,6 +61,8 @@ class ServerCaptureSection(_Section):
         trust_client_ids: clients say what their requests are called.
         max_tap_mib: refuse to start when the tap buffers would need more.
         block_timeout_s: how long a point with `overflow: block` waits for the publisher.
+        allow_untested: start in a combination of runner, compile mode, schedule and parallel mode that no test has run,
+            too; what is known to be wrong is refused all the same.
         check_plans: verify the capture plan in every step; for tests.
     """
 
@@ -68,6 +70,7 @@ class ServerCaptureSection(_Section):
     trust_client_ids: bool = False
     max_tap_mib: Annotated[int, Field(gt=0)] = DEFAULT_MAX_TAP_BYTES >> 20
     block_timeout_s: Annotated[float, Field(ge=0)] = 1.0
+    allow_untested: bool = False
     check_plans: bool = False
 
 
@@ -170,6 +173,7 @@ def server_capture(path: Path) -> CaptureSettings:
         points=tuple(config.points),
         max_tap_bytes=capture.max_tap_mib << 20,
         block_timeout_s=capture.block_timeout_s,
+        allow_untested=capture.allow_untested,
         check_plans=capture.check_plans,
         server=config,
     )
