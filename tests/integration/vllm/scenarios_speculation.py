@@ -46,20 +46,36 @@ def one(engine: Capturing, name: str, prompt: Sequence[int], **params: Any) -> R
     return engine.run([Ask(name, prompt, params=params)])[name]
 
 
+def accepted(run: Ran) -> list[int]:
+    """Return the generated tokens that were accepted drafts, with at least one accepted after them in their step."""
+    steps = run.streams["generated"].steps
+    return [n for n in range(1, len(steps) - 1) if steps[n - 1] == steps[n] == steps[n + 1]]
+
+
+def looping(engine: Capturing) -> tuple[Ran, int]:
+    """Return a request and one of its `accepted` tokens that it had not generated before."""
+    for seed in range(20):
+        # What the model says again and again is drafted at once where the prompt says it already.
+        prompt = np.random.default_rng(seed).integers(0, 256, 20).tolist()
+        loop = one(engine, f"loop{seed}", prompt, max_tokens=100).sequence
+        run = one(engine, f"free{seed}", loop, max_tokens=60)
+        generated = run.sequence[len(loop) :]
+        for n in accepted(run):
+            if generated[n] not in generated[:n]:
+                return run, n
+    raise AssertionError("the model never repeats more than one token")
+
+
 def stops(engine: Capturing) -> dict[str, Any]:
-    """Run freely, then end at tokens that came in the middle of a step, after which more drafts were accepted."""
-    # What the model says again and again is drafted at once where the prompt says it already.
-    loop = one(engine, "loop", AGAIN_AND_AGAIN, max_tokens=100).sequence
-    free = one(engine, "free", loop, max_tokens=60)
-    generated, steps = free.sequence[len(loop) :], free.streams["generated"].steps
-    # The row of token n came in the same step as that of token n + 1: both were drafts, and accepted.
-    places = [n for n in range(len(steps) - 1) if steps[n] == steps[n + 1]]
-    first = next(n for n in places if generated[n] not in generated[:n])
+    """End at tokens that came in the middle of a step, after which more drafts were accepted."""
+    free, n = looping(engine)
+    prompt, places = free.prompt, accepted(free)
+    token = free.sequence[len(prompt) + n]
     return {
         "free": free,
-        "first": first,
-        "stops": one(engine, "stops", loop, max_tokens=60, stop_token_ids=[generated[first]]),
-        "lengths": {n + 1: one(engine, f"length{n}", loop, max_tokens=n + 1) for n in (places[0], places[-1])},
+        "first": n,
+        "stops": one(engine, "stops", prompt, max_tokens=60, stop_token_ids=[token]),
+        "lengths": {k + 1: one(engine, f"length{k}", prompt, max_tokens=k + 1) for k in (places[0], places[-1])},
     }
 
 

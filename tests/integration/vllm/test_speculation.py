@@ -59,7 +59,9 @@ def test_nothing_after_a_stop_token_leaves_though_drafts_after_it_were_accepted(
 
 def test_the_last_row_is_the_last_accepted_one(found):
     runs = [*found["runs"].values(), found["stops"]["stops"], *found["stops"]["lengths"].values()]
-    for run in runs:
+    computed = [run for run in runs if run.streams["residual"].positions[-1] >= len(run.prompt)]
+    assert len(computed) >= 7
+    for run in computed:
         last, residual = run.streams["last"], run.streams["residual"]
         assert last.positions == residual.positions[-1:]
         assert last.token_ids == [run.sequence[-2]]
