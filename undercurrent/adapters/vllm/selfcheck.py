@@ -52,10 +52,7 @@ def self_check(
     ids = check_ids(vocab_size, rows)
     residual = [tap for tap in taps.taps if tap.group.tensor_type == "residual_stream"]
     entering = [tap for tap in taps.taps if tap.group.tensor_type == "layer_input"]
-    # One that another pipeline stage holds has no parameters here.
-    before = [
-        tap.layer - 1 for tap in entering if tap.layer and any(True for _ in parts.layers[tap.layer - 1].parameters())
-    ]
+    before = [tap.layer - 1 for tap in entering if tap.layer and _is_here(parts.layers[tap.layer - 1])]
     modes = decide(lambda: run(ids), parts, [*before, *(tap.layer for tap in residual)])
     for tap in residual:
         tap.mode = modes[tap.layer]
