@@ -45,6 +45,7 @@ SELECTORS = (
 
 
 def check(runs, engine):
+    encode = engine.engine.get_tokenizer().encode
     stops = {point.name: point.until.stop_token for point in engine.points}
     for run in runs.values():
         every = run.streams["all"]
@@ -52,7 +53,7 @@ def check(runs, engine):
         assert list(whole) == list(range(len(run.sequence) - 1))
         for spec in engine.points:
             stream, stop = run.streams[spec.name], stops[spec.name]
-            stop = ord(stop) if isinstance(stop, str) else stop
+            stop = encode(stop)[0] if isinstance(stop, str) else stop
             expected = wanted_positions(spec, run.sequence[:-1], len(run.prompt), stop=stop)
             assert stream.positions == expected, spec.name
             assert stream.token_ids == [run.sequence[position] for position in expected], spec.name
