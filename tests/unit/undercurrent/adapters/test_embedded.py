@@ -202,6 +202,26 @@ def test_a_stop_token_that_is_several_tokens_is_refused(adapter):
         adapter.register_extraction("st2", [a_point(until=UntilPolicy("stop_token", stop_token="ab"))])
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+def test_a_probe_gets_float32_with_the_values_that_its_point_publishes(adapter, router, dtype):
+    run(adapter, router, "enc", a_point(dtype=dtype), a_point("q"))
+    coded, exact = (np.stack([row for *_, row in router.ended["enc"][name].verdict]) for name in ("p", "q"))
+    assert coded.dtype == np.float32
+    assert coded.shape == exact.shape == (5, WIDTH)
+    assert 0 < np.abs(coded - exact).max() <= np.abs(exact).max() / 127
+
+
+def test_a_probe_of_a_reduced_point_gets_the_projection(adapter, router, tmp_path):
+    matrix = np.random.default_rng(0).normal(size=(WIDTH, 3)).astype(np.float32)
+    np.save(tmp_path / "m.npy", matrix)
+    run(adapter, router, "red", a_point(reduce={"project": str(tmp_path / "m.npy")}), a_point("q"))
+    small, exact = (np.stack([row for *_, row in router.ended["red"][name].verdict]) for name in ("p", "q"))
+    assert np.abs(small - exact @ matrix).max() < 1e-5
+    missing = a_point(reduce={"project": str(tmp_path / "none.npy")})
+    with pytest.raises(WorkerExtractionError, match=r"point 'p', reduce\.project: .*none\.npy: cannot be read"):
+        adapter.register_extraction("red2", [missing])
+
+
 def test_points_that_need_the_same_rows_share_a_stream(adapter, router):
     run(adapter, router, "share", a_point("a"), a_point("b"), a_point("c", position="generated[-1]"))
     assert positions(router, "share", "a") == positions(router, "share", "b")
