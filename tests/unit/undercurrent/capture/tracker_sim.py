@@ -44,7 +44,7 @@ POINTS = (
     point("third_last", "generated[-3]", dtype="int8"),
     point("before_end", "generated[-1]-4", layers=(0,)),
     point("after", "generated[-3]+2", layers=(2,)),
-    point("until", "generated[*]", until={"stop_token": 3}),
+    point("until", "generated[*]", until={"stop_token": 2}),
     point("until_strided", "*", stride=3, until={"stop_token": 14}),
     point("until_prompt", "prompt[1:]", layers=(1,), until={"stop_token": 0}),
     point("five", "generated[2:]", stride=2, until={"fixed_count": 3}),
