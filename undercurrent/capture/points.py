@@ -6,12 +6,11 @@ import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from undercurrent.capture.encoding import Encoder, encoder_of
-from undercurrent.capture.projection import Projection, load_projection
+from undercurrent.capture.projection import Projection, projection_of
 from undercurrent.capture.selectors import Stop, Tail
 from undercurrent.capture.sharding import Share
 from undercurrent.errors import CaptureError
@@ -128,7 +127,7 @@ class CapturePoint:
         if source not in ELEMENT_BYTES:
             raise CaptureError(f"point {point.name!r}: elements of type {source} are not supported")
         taken = math.prod(shape) if shape else width
-        projection = _projection(point, taken)
+        projection = projection_of(point, taken)
         share = share or Share(point.layers, 0, 1)
         encoder = encoder_of(
             point.name, source, point.dtype.value, layers=len(share.layers), width=taken, projection=projection
@@ -157,15 +156,6 @@ def _stop(point: ExtractionPoint) -> Stop | None:
     token = point.until.stop_token
     # A token that a stride skips may be the one that ends it.
     return Stop(token, replace(point, stride=1).positions) if isinstance(token, int) else None
-
-
-def _projection(point: ExtractionPoint, width: int) -> Projection | None:
-    if point.reduce is None:
-        return None
-    try:
-        return load_projection(Path(str(point.reduce["project"])), width)
-    except CaptureError as exc:
-        raise CaptureError(f"point {point.name!r}, reduce.project: {exc}") from exc
 
 
 def _hash(point: ExtractionPoint, projection: Projection | None) -> str:

@@ -14,6 +14,7 @@ import safetensors
 from safetensors.numpy import load_file
 
 from undercurrent.errors import CaptureError
+from undercurrent.spec import ExtractionPoint
 
 _KEY = "projection"
 
@@ -31,12 +32,30 @@ class Projection:
     sha256: str
 
 
-def load_projection(path: Path, width: int) -> Projection:
+def projection_of(point: ExtractionPoint, width: int | None) -> Projection | None:
+    """Return a point's matrix, None where it has none.
+
+    Args:
+        point: from a spec.
+        width: elements of a row, None where the model is not known.
+
+    Raises:
+        CaptureError: it is no matrix for such rows; the text names point, file and key.
+    """
+    if point.reduce is None:
+        return None
+    try:
+        return load_projection(Path(str(point.reduce["project"])), width)
+    except CaptureError as exc:
+        raise CaptureError(f"point {point.name!r}, reduce.project: {exc}") from exc
+
+
+def load_projection(path: Path, width: int | None) -> Projection:
     """Return the matrix in a file, for rows of a given width.
 
     Args:
         path: a .npy file, or .safetensors with one tensor, or with one that is called `projection`.
-        width: elements of a row.
+        width: elements of a row, None for any.
 
     Raises:
         CaptureError: it cannot be read, or is no finite float matrix of that many rows; the text names file and key.
@@ -46,7 +65,7 @@ def load_projection(path: Path, width: int) -> Projection:
     except (OSError, ValueError) as exc:
         raise CaptureError(f"{path}: cannot be read: {exc}") from exc
     found = _load(path, stat.st_mtime_ns, stat.st_size)
-    if found.matrix.shape[0] != width:
+    if width is not None and found.matrix.shape[0] != width:
         shape = list(found.matrix.shape)
         raise CaptureError(f"{path}: the matrix is {shape}; accepted: [{width}, k], since a row has {width} elements")
     return found

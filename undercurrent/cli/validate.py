@@ -12,7 +12,7 @@ import typer
 
 from undercurrent.cli.running import EXIT_USAGE, complain, exit_code
 from undercurrent.cli.tables import write_table
-from undercurrent.errors import ConfigError, ProbingError, SpecError, SpecValidationError
+from undercurrent.errors import CaptureError, ConfigError, ProbingError, SpecError, SpecValidationError
 
 if TYPE_CHECKING:
     from undercurrent.probes import Binding, LoadedProbe
@@ -58,6 +58,7 @@ def validate(
 
 
 def _read(path: Path, *, pipeline: bool) -> ProbeSpec:
+    from undercurrent.capture.projection import projection_of
     from undercurrent.spec import check_pipeline, load_yaml_file
 
     with warnings.catch_warnings(record=True) as caught:
@@ -69,6 +70,11 @@ def _read(path: Path, *, pipeline: bool) -> ProbeSpec:
         try:
             check_pipeline(spec)
         except SpecValidationError as exc:
+            raise SpecValidationError(f"{path}: {exc}") from exc
+    for point in spec:
+        try:
+            projection_of(point, None)
+        except CaptureError as exc:
             raise SpecValidationError(f"{path}: {exc}") from exc
     return spec
 

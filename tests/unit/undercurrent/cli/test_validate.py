@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -176,3 +177,13 @@ def test_json_has_a_line_a_file(tmp_path: Path, capsys: Captured) -> None:
 def test_no_file_is_a_usage_error(capsys: Captured) -> None:
     assert validate() == 2
     assert "SPEC" in capsys.readouterr().err
+
+
+def test_a_matrix_that_is_not_there_is_named_with_its_point(tmp_path: Path, capsys: Captured) -> None:
+    np.save(tmp_path / "right.npy", np.ones((8, 2), np.float32))
+    assert validate(spec(tmp_path, {**POINT, "reduce": {"project": "right.npy"}})) == 0
+    capsys.readouterr()
+    assert validate(spec(tmp_path, {**POINT, "reduce": {"project": "wrong.npy"}})) == 2
+    told = capsys.readouterr()
+    assert "point 'residual', reduce.project" in told.out + told.err
+    assert f"{tmp_path / 'wrong.npy'}: cannot be read" in told.out + told.err
