@@ -6,9 +6,11 @@ A process of its own, because Triton and vLLM decide at their import what this m
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from inprocess import Ask, Capturing
+from lora import build_adapter
 from scenarios import Ahead, crowded, main, mixed, prompts, run, stopped
 
 ON_V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
@@ -62,6 +64,22 @@ def cached(model: str) -> dict[str, Any]:
         return {"first": first, "again": again, "gone": gone, "reused": reused}
 
 
+def adapters(model: str) -> dict[str, Any]:
+    """Two LoRA adapters and the base in one batch; the adapters stay beside the model."""
+    from vllm.lora.request import LoRARequest
+
+    folder = Path(model).parent / "adapters-on-v2"
+    made = {name: build_adapter(Path(model), folder / name, seed) for seed, name in enumerate(("red", "blue"), 1)}
+    (prompt,) = prompts(8, 25)
+    with Capturing(model, environment=ON_V2, enable_lora=True, max_loras=3, max_lora_rank=8) as engine:
+        requests = {name: LoRARequest(name, n, str(path)) for n, (name, path) in enumerate(made.items(), 1)}
+        names = (*made, "base")
+        return {
+            "adapters": made,
+            "runs": engine.run([Ask(name, prompt, extra={"lora_request": requests.get(name)}) for name in names]),
+        }
+
+
 def scenarios() -> dict[str, Any]:
     on_v2 = partial(run, environment=ON_V2)
     ahead = partial(on_v2, kind=Ahead)
@@ -71,6 +89,7 @@ def scenarios() -> dict[str, Any]:
         "stopped": lambda model: on_v2(model, stopped()),
         "warmed": warmed,
         "cached": cached,
+        "adapters": adapters,
         "async mixed": lambda model: ahead(model, mixed()),
         "async crowded": lambda model: ahead(model, crowded(), **CROWD),
         "async stopped": lambda model: ahead(model, stopped()),

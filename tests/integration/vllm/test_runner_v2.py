@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from lora import build_merged
 from parity import problems
 from scenarios import found_by
 
@@ -135,3 +136,12 @@ def test_prefixes_from_the_cache_are_declared_and_children_and_reused_ids_are_to
         assert problems(twins.children[index], sequence, len(twins.prompt), oracle.activations(sequence)) == []
     assert twins.token_ids[0] != twins.token_ids[1]
     assert wrong(cached["reused"]["reused"], oracle) == []
+
+
+def test_two_adapters_and_the_base_in_one_batch_on_v2(found, models, oracle, tmp_path):
+    made, runs = found["adapters"]["adapters"], found["adapters"]["runs"]
+    merged = {name: build_merged(models["llama"], path, tmp_path / name) for name, path in made.items()}
+    for name, run in runs.items():
+        assert {stream.opened.lora for stream in run.streams.values()} == {"" if name == "base" else name}
+        assert wrong(run, HFOracle(merged[name]) if name in merged else oracle) == [], name
+    assert wrong(runs["red"], oracle), "the adapter changes nothing: the test says nothing"
