@@ -142,14 +142,19 @@ class ServeBench(EngineBench):
         }
 
     def capture_file(self, **capture: Any) -> Path:
-        sections = {"engine": {"name": "chat-0"}, "capture": {"check_plans": True, **capture}}
+        self.metrics_port = free_port()
+        sections = {
+            "engine": {"name": "chat-0"},
+            "capture": {"check_plans": True, **capture},
+            "metrics": {"port": self.metrics_port},
+        }
         return self._write_yaml("capture.yaml", {**self._shared(), **sections})
 
     def serve(self, command: Sequence[str], capture: Path, *arguments: str) -> Server:
         given = [
             "--model", str(self._model), "--served-model-name", MODEL, "--dtype", "float32",
             "--max-model-len", "4096", "--max-num-seqs", "16", "--max-num-batched-tokens", "64", "--block-size", "32",
-            "--enforce-eager", "--no-async-scheduling", "--no-enable-prefix-caching",
+            "--chat-template", "{% for message in messages %}{{ message['content'] }}{% endfor %}", "--enforce-eager", "--no-async-scheduling", "--no-enable-prefix-caching",
             "--additional-config", json.dumps({"undercurrent": {"settings": str(capture)}}),
             "--middleware", "engine_worker.middleware.ControlMiddleware",
         ]  # fmt: skip
@@ -191,6 +196,11 @@ class ServeBench(EngineBench):
             return None
 
         return self.wait(ended, f"the end of {answer_id} at {point}")
+
+    def metric(self, name: str) -> float:
+        """Return what the publisher says of itself, 0 for a line that it does not have."""
+        text = httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10.0).text
+        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
 
     def acks_of(self, request_id: str) -> list[ControlAck]:
         return [ack for acks in self.acks().values() for ack in acks if ack.request_id == request_id]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +13,10 @@ import pytest
 pytest.importorskip("vllm")
 sys.path.insert(0, str(Path(__file__).parent))
 
-from serve_bench import HERE, LAYER, ServeBench, complete
+from serve_bench import HERE, LAYER, ServeBench, client_of, complete, ordered
 
 from undercurrent.codec import as_array, positions
-from undercurrent.protocol.messages import EndReason
+from undercurrent.protocol.messages import AckOutcome, EndReason, EngineStarted, PublisherStarted
 from undercurrent.testing.tiny_models import build_tiny_model
 
 pytestmark = [pytest.mark.kafka, pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -57,3 +59,148 @@ def test_every_request_is_captured_without_a_word_of_its_client(bench, server):
     # The last token generated is never computed.
     assert where.tolist() == list(range(answer.usage.prompt_tokens + answer.usage.completion_tokens - 1))
     assert np.isfinite(rows).all()
+
+
+def test_a_streamed_chat_is_captured_under_the_id_that_its_client_gave(bench, server):
+    with client_of(server) as client:
+        chunks = list(
+            client.chat.completions.create(
+                model="tiny",
+                messages=[{"role": "user", "content": "Hello"}],
+                max_tokens=5,
+                stream=True,
+                extra_headers={"X-Request-Id": "mine-17"},
+            )  # fmt: skip
+        )
+    assert chunks[0].id == "chatcmpl-mine-17"
+    messages = bench.stream("chatcmpl-mine-17-")
+    rows_of(messages)
+    assert messages[0].request_id != "chatcmpl-mine-17", "a client's own id is a label: it cannot be somebody else's"
+
+
+def test_an_order_adds_a_point_to_those_that_are_always_captured(bench, server):
+    answer = complete(server, "Twice", n=2, max_tokens=6, temperature=1, extra_body=ordered(points=["mlp"]))
+    for child in (0, 1):
+        for point in ("residual", "mlp"):
+            where, _ = rows_of(bench.stream(f"{child}_{answer.id}", point))
+            assert where[0] == 0
+    plain = complete(server, "Once")
+    bench.stream(plain.id)
+    assert not [key for key in bench.streams("mlp") if plain.id in key[0]]
+
+
+def test_a_probe_stops_generations_in_either_api_server_before_their_first_token(bench, server):
+    acks = []
+    for round_ in range(12):
+        prompt = [65 + (round_ + i) % 26 for i in range(3500)]
+        answer = complete(server, prompt, max_tokens=500, extra_body=ordered(points=["mlp"]))
+        assert answer.choices[0].finish_reason == "abort"
+        (started, *_, ended) = bench.stream(answer.id, "mlp")
+        assert ended.reason is EndReason.FINISHED
+        (ack,) = bench.wait(lambda id_=started.request_id: bench.acks_of(id_), "an answer to the abort")
+        assert ack.outcome is AckOutcome.APPLIED
+        assert ack.token_index == answer.usage.completion_tokens
+        assert ended.last_pos < 3500 + ack.token_index
+        assert ack.captured_at_us < ack.published_at_us < ack.decided_at_us < ack.received_at_us < ack.applied_at_us
+        acks.append(ack)
+        if round_ > 2 and len({ack.engine for ack in acks}) == 2:
+            break
+    assert {ack.engine for ack in acks} == {"chat-0.api0", "chat-0.api1"}
+    assert 0 in {ack.token_index for ack in acks}
+    assert len({ack.command_id for ack in acks}) == len(acks), "each is answered once, by the server that has it"
+
+
+def test_an_operator_stops_what_a_client_is_being_told(bench, server):
+    with client_of(server) as client:
+        stream = client.completions.create(model="tiny", prompt="On and on", max_tokens=4000, temperature=0, stream=True,
+                                           extra_body={"ignore_eos": True})  # fmt: skip
+        chunks = [next(iter(stream))]
+        command = bench.abort(chunks[0].id)
+        chunks += list(stream)
+    assert chunks[-1].choices[0].finish_reason == "abort"
+    assert len(chunks) < 3500
+    (ack,) = bench.wait(lambda: bench.acks().get(command), "an answer to the operator")
+    assert (ack.outcome, ack.request_id) == (AckOutcome.APPLIED, chunks[0].id)
+    rows_of(bench.stream(chunks[0].id))
+    late = bench.abort(chunks[0].id)
+    (again,) = bench.wait(lambda: bench.acks().get(late), "an answer to the second command")
+    assert again.outcome is AckOutcome.ALREADY
+    done = complete(server, "Short")
+    command = bench.abort(done.id)
+    assert bench.wait(lambda: bench.acks().get(command), "an answer")[0].outcome is AckOutcome.TOO_LATE
+
+
+HOSTILE = [
+    "", "{", "null", "[]", "1e999", "[" * 9000, "9" * 9000, "x" * 200_000, 7, 0.5, ["a", "b"], [1e300],
+    json.dumps({"points": ["mlp"] * 1000}), json.dumps({"points": ["nowhere"]}), json.dumps({"points": "mlp"}),
+    json.dumps({"request_id": "chatcmpl-mine-17"}), json.dumps({"attempt": 2**70}), json.dumps({"partition": 1}),
+    json.dumps({"points": ["\ud800"]}), json.dumps({"tenant": "x" * 2000}), json.dumps({"engine_id": "\x00"}),
+]  # fmt: skip
+
+
+def test_what_hostile_clients_send_by_the_hundred_changes_nobody_elses_stream(bench, server):
+    quiet = complete(server, "Nobody may touch this.", max_tokens=40)
+    _, expected = rows_of(bench.stream(quiet.id))
+    faults = bench.metric("undercurrent_publisher_capture_faults_total")
+
+    def attack(number):
+        raw = HOSTILE[number % len(HOSTILE)]
+        name = ("same", "x" * 4000, "0_same", f"\xe9\xff{number}", "a\tb")[number % 5]
+        return complete(server, "attack", max_tokens=2, extra_body={"vllm_xargs": {"undercurrent": raw}},
+                        extra_headers={"X-Request-Id": name.encode("latin-1")})  # fmt: skip
+
+    with ThreadPoolExecutor(8) as pool:
+        attacks = [pool.submit(attack, number) for number in range(15 * len(HOSTILE))]
+        victims = [complete(server, "Nobody may touch this.", max_tokens=40) for _ in range(3)]
+        answers = [future.result() for future in attacks]
+    assert all(answer.choices[0].finish_reason for answer in answers)
+    for victim in victims:
+        assert victim.choices[0].text == quiet.choices[0].text
+        _, rows = rows_of(bench.stream(victim.id))
+        assert np.allclose(rows, expected, rtol=1e-3, atol=1e-3)
+    after = complete(server, "Nobody may touch this.", max_tokens=40)
+    assert np.allclose(rows_of(bench.stream(after.id))[1], expected, rtol=1e-3, atol=1e-3)
+    for messages in bench.streams().values():
+        rows_of(messages)
+    assert bench.metric("undercurrent_publisher_capture_faults_total") - faults == len(attacks)
+    # Static capture cannot be got rid of: each of them has a stream of its own all the same.
+    prompts = [messages[0].prompt_len for messages in bench.streams().values()]
+    assert prompts.count(answers[0].usage.prompt_tokens) == len(attacks)
+
+
+def test_a_foreign_extension_has_its_place(bench, server):
+    assert "the foreign extension is imported" in server.log.read_text()
+
+
+def test_a_publisher_that_dies_is_replaced_and_the_engine_serves_on(bench, server):
+    def incarnations():
+        topic = bench.plan.activations("residual")
+        return {m.incarnation for _, m in bench.messages(topic) if isinstance(m, PublisherStarted)}
+
+    (first,) = incarnations()
+    (publisher,) = server.processes("engine_worker.sidecar")
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(complete, server, "A long one", max_tokens=600, extra_body={"ignore_eos": True})
+        bench.wait(lambda: bench.metric("undercurrent_publisher_open_streams") > 0, "its stream")
+        publisher.kill()
+        answer = running.result()
+    assert answer.usage.completion_tokens == 600
+    bench.wait(lambda: len(incarnations()) == 2, "another publisher", 90)
+    next_one = complete(server, "After it")
+    messages = bench.stream(next_one.id)
+    rows_of(messages)
+    assert messages[0].incarnation == max(incarnations()) > first
+    names = {m.engine for _, m in bench.messages(bench.plan.acks) if isinstance(m, EngineStarted)}
+    assert names == {"chat-0.dp0", "chat-0.api0", "chat-0.api1"}
+
+
+def test_a_server_that_is_asked_to_end_leaves_no_stream_without_an_end(bench, server):
+    (publisher,) = server.processes("engine_worker.sidecar")
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(complete, server, "Cut off", max_tokens=3000, extra_body={"ignore_eos": True})
+        bench.wait(lambda: bench.metric("undercurrent_publisher_open_streams") > 0, "its stream")
+        server.terminate()
+        running.exception(60)
+    publisher.wait(30)
+    newest = max(bench.streams().values(), key=lambda messages: messages[0].started_at_us)
+    assert newest[-1].reason in (EndReason.LOST, EndReason.FINISHED)

@@ -129,7 +129,7 @@ def test_children_of_one_request_are_no_collision():
 
 def test_an_api_server_calls_a_request_by_the_engines_id_and_by_the_one_its_client_knows():
     named = orders().name("0_cmpl-a-0-12345678", "cmpl-a-0", 0, json.dumps({"points": ["b"]}))
-    assert named.names == {"0_cmpl-a-0-12345678": (1, 0), "cmpl-a-0": None}
+    assert named.names == {"0_cmpl-a-0-12345678": (1, 0), "cmpl-a-0": None, "cmpl-a": None}
     assert named.order is None
 
 
