@@ -171,8 +171,11 @@ class StreamWriter:
             case Rewind():
                 self._rewind(content, now_us)
             case Fault():
-                self._cycle.faults[content.kind] = self._cycle.faults.get(content.kind, 0) + 1
-                logger.warning("capture fault: %s (%s)", content.kind, content.detail)
+                before = self._cycle.faults.get(content.kind, 0)
+                self._cycle.faults[content.kind] = before + 1
+                # One line a cycle: whoever sends bad orders by the hundred does not fill the log with them.
+                if not before:
+                    logger.warning("capture fault: %s (%s)", content.kind, content.detail)
 
     def give_up(self, detail: str, now_us: int) -> None:
         """End every open stream as lost, because the engine that wrote them is gone.

@@ -2,8 +2,12 @@
 
     python -m engine_worker.sidecar REPORT_FD     # what it is told, one JSON line, comes on standard input
 
-It says one thing to the worker, as a JSON line: `{"ready": true}`, or `{"error": "..."}` before it ends. When the
-worker ends, however it does, it drains the ring, ends the streams that are still open as lost, and ends too.
+It says one thing to the worker, as a JSON line: `{"ready": true}`, or `{"error": "..."}`; the end of that
+pipe is its own end. When the worker ends, however it does, it drains the ring, ends the streams that are still open as
+lost, and ends too.
+
+It leaves the worker's family first: vLLM ends a server by killing every process below it, and what the ring then holds
+is still to be published.
 """
 
 from __future__ import annotations
@@ -51,6 +55,10 @@ def main() -> int:
     # A terminal and a service manager signal the whole group: the worker's end says when.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    # Nothing runs yet but this thread. Whoever started us goes on at once, and hears of us by the pipes alone.
+    if os.fork():
+        os._exit(0)
+    os.setsid()
     report_fd = int(sys.argv[1])
     start = SidecarStart.from_json(sys.stdin.buffer.readline().decode())
     os.sched_setaffinity(0, start.cpus)

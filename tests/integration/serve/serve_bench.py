@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -29,6 +30,7 @@ from undercurrent.testing.waiting import wait_until
 WIDTH, LAYER = 64, 2
 MODEL = "tiny"
 START_S = 240
+CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 HERE = Path(__file__).parent
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -45,7 +47,7 @@ class Server:
     Args:
         command: what runs it, before its arguments.
         arguments: of vLLM, but for the address.
-        log: gets what it prints.
+        log: gets what it prints; its processes are told apart by it.
     """
 
     def __init__(self, command: Sequence[str], arguments: Sequence[str], log: Path) -> None:
@@ -59,7 +61,7 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **ENVIRONMENT, "PYTHONPATH": path},
+                env={**os.environ, **ENVIRONMENT, "PYTHONPATH": path, "SERVER_LOG": str(log)},
             )
 
     def wait_ready(self) -> Server:
@@ -76,17 +78,6 @@ class Server:
     @property
     def running(self) -> bool:
         return self._process.poll() is None
-
-    def processes(self, word: str) -> list[psutil.Process]:
-        """Return the processes below it that have a word in their command line."""
-        found = []
-        for process in psutil.Process(self._process.pid).children(recursive=True):
-            try:
-                if any(word in part for part in process.cmdline()):
-                    found.append(process)
-            except psutil.NoSuchProcess:
-                continue
-        return found
 
     def tail(self, lines: int = 60) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
@@ -154,7 +145,7 @@ class ServeBench(EngineBench):
         given = [
             "--model", str(self._model), "--served-model-name", MODEL, "--dtype", "float32",
             "--max-model-len", "4096", "--max-num-seqs", "16", "--max-num-batched-tokens", "64", "--block-size", "32",
-            "--chat-template", "{% for message in messages %}{{ message['content'] }}{% endfor %}", "--enforce-eager", "--no-async-scheduling", "--no-enable-prefix-caching",
+            "--chat-template", CHAT_TEMPLATE, "--enforce-eager", "--no-async-scheduling", "--no-enable-prefix-caching",
             "--additional-config", json.dumps({"undercurrent": {"settings": str(capture)}}),
             "--middleware", "engine_worker.middleware.ControlMiddleware",
         ]  # fmt: skip
@@ -196,6 +187,16 @@ class ServeBench(EngineBench):
             return None
 
         return self.wait(ended, f"the end of {answer_id} at {point}")
+
+    def publisher(self) -> psutil.Process:
+        """Return the publisher process of this server's only worker, wherever it lives."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                ours = "engine_worker.sidecar" in process.cmdline() and str(self.folder) in str(process.environ())
+                found += [process] if ours else []
+        (one,) = found
+        return one
 
     def metric(self, name: str) -> float:
         """Return what the publisher says of itself, 0 for a line that it does not have."""

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from undercurrent.errors import CaptureError
@@ -75,14 +75,8 @@ class Sidecar:
         self._module = module
         self._ready = threading.Event()
         self._error = ""
-        self._process: subprocess.Popen[bytes] | None = None
         # It sleeps in the kernel but for the publisher's first word and its end: it costs the engine nothing.
         self._thread = threading.Thread(target=self._keep, name="undercurrent publisher", daemon=True)
-
-    @property
-    def pid(self) -> int | None:
-        """Of the process, None before there was one."""
-        return None if self._process is None else self._process.pid
 
     def start(self) -> None:
         """Start the process."""
@@ -106,25 +100,23 @@ class Sidecar:
         pause_s, late = _FIRST_PAUSE_S, False
         while True:
             began_s = time.monotonic()
-            code = self._run(late)
+            self._run(late=late)
             if not late and (self._error or not self._ready.is_set()):
-                self._error = self._error or f"the publisher process ended with {code}; its log says why"
+                self._error = self._error or "the publisher process ended before it was ready; its log says why"
                 self._ready.set()
                 return
             if time.monotonic() - began_s > _WELL_S:
                 pause_s = _FIRST_PAUSE_S
-            logger.error("the publisher process ended with %d; its streams are lost, another comes", code)
+            logger.error("the publisher process has ended; its streams are lost, another one comes")
             time.sleep(pause_s)
             pause_s, late = min(2 * pause_s, _LONGEST_PAUSE_S), True
 
-    def _run(self, late: bool) -> int:
-        """Run one process to its end; return its exit code."""
+    def _run(self, *, late: bool) -> None:
+        """Run one process to its end, which is the end of the pipe that it reports on."""
         read_fd, write_fd = os.pipe()
-        start = SidecarStart(**{**asdict(self._start), "late": late})
+        start = replace(self._start, late=late)
         command = [sys.executable, "-m", self._module, str(write_fd)]
-        # Not tied to this thread's life: what the ring holds when the worker ends is still to be published.
         with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(write_fd,)) as process:
-            self._process = process
             os.close(write_fd)
             assert process.stdin is not None  # noqa: S101 - asked for above
             try:
@@ -135,7 +127,6 @@ class Sidecar:
             with os.fdopen(read_fd, "rb") as pipe:
                 for line in pipe:
                     self._hear(json.loads(line))
-            return process.wait()
 
     def _hear(self, word: dict[str, Any]) -> None:
         self._error = str(word.get("error", ""))
