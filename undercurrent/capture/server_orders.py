@@ -127,6 +127,9 @@ class ServerOrders:
             raw: the client's order, untrusted; None for none.
         """
         names: dict[str, tuple[int, int] | None] = {safe_id(external_id): None}
+        # Of a completion the client is told the id without the number of the prompt in its list.
+        if told := _COMPLETION_ID.fullmatch(external_id):
+            names[safe_id(told["id"])] = None
         text = None
         if self.rules.trusted:
             # A worker that refuses the order, or knows the name in use, captures under the engine's own id.

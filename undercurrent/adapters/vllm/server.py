@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from undercurrent.adapters.vllm import compat
+from undercurrent.adapters.vllm.priority import NICE_ON_CPU, lower
 from undercurrent.adapters.vllm.server_settings import ServerConfig
 from undercurrent.adapters.vllm.sidecar import Sidecar, SidecarStart
 from undercurrent.capture.ring import Ring
@@ -34,6 +35,7 @@ class ServerSide:
         self.ring = Ring.create(config.own.publisher.ring_mib << 20)
         self.orders = ServerOrders(config.rules)
         name, folder = compat.served_model(worker)
+        self._nice = config.own.engine.nice
         self._ready_s = config.own.publisher.ready_s
         self._sidecar = Sidecar(
             SidecarStart(
@@ -50,9 +52,13 @@ class ServerSide:
         self._sidecar.start()
 
     def wait_ready(self) -> None:
-        """Wait until the publisher has announced itself.
+        """Wait until the publisher has announced itself; from then on it goes before the engine where they share cores.
 
         Raises:
             CaptureError: it says why it cannot, or does not get there in time.
         """
         self._sidecar.wait_ready(self._ready_s)
+        nice = self._nice if self._nice is not None else NICE_ON_CPU if compat.computes_on_cpu() else 0
+        if nice:
+            # Not the thread that starts publishers: they would inherit it.
+            lower(compat.engine_processes(), nice, spare=self._sidecar.thread_ids)

@@ -48,9 +48,12 @@ class ServerEngineSection(_Section):
 
     Args:
         name: of this server among all of the pipeline; the messages of its engines begin with it.
+        nice: niceness of the engine's processes, 0 to 19; by default 10 where the engine computes on the CPU, so that
+            aborts and records get their time first, and 0 elsewhere.
     """
 
     name: Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")] = "vllm-0"
+    nice: Annotated[int, Field(ge=0, le=19)] | None = None
 
 
 class ServerCaptureSection(_Section):

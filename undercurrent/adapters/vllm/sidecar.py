@@ -82,6 +82,11 @@ class Sidecar:
         """Start the process."""
         self._thread.start()
 
+    @property
+    def thread_ids(self) -> frozenset[int]:
+        """Of the threads that start processes."""
+        return frozenset(filter(None, [self._thread.native_id]))
+
     def wait_ready(self, timeout_s: float) -> None:
         """Wait until the first process is ready.
 

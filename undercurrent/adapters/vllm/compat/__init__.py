@@ -32,7 +32,13 @@ from undercurrent.adapters.vllm.compat.ranks import (
 )
 from undercurrent.adapters.vllm.compat.requests import finished_ids, lora_of, order_of
 from undercurrent.adapters.vllm.compat.runner import Runner
-from undercurrent.adapters.vllm.compat.server import check_server, engine_place, served_model
+from undercurrent.adapters.vllm.compat.server import (
+    check_server,
+    computes_on_cpu,
+    engine_place,
+    engine_processes,
+    served_model,
+)
 from undercurrent.adapters.vllm.compat.v1 import RunnerV1
 from undercurrent.adapters.vllm.compat.v2 import RunnerV2
 from undercurrent.adapters.vllm.compat.worker import install, keep_runtime, runtime_of, watch_weights
@@ -50,7 +56,9 @@ __all__ = [
     "child_id",
     "close_client",
     "combination_of",
+    "computes_on_cpu",
     "engine_place",
+    "engine_processes",
     "features_of",
     "finished_ids",
     "graph_sizes",

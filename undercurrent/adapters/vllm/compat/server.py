@@ -5,10 +5,13 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import multiprocessing
+import os
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from vllm import envs
+from vllm.platforms import current_platform
 from vllm.v1.worker import gpu_worker
 
 from undercurrent.adapters.vllm.settings import CONFIG_KEY
@@ -58,6 +61,18 @@ def check_server(worker: Any) -> None:  # noqa: ANN401 - a vLLM worker
 def engine_place(worker: Any) -> str:  # noqa: ANN401 - a vLLM worker
     """Return which engine of its server a worker is part of, as part of a name."""
     return f"dp{worker.vllm_config.parallel_config.data_parallel_index}"
+
+
+def engine_processes() -> list[int]:
+    """Return the processes that compute for this worker and wait for it: its own, and the engine core's."""
+    parent = multiprocessing.parent_process()
+    core = [parent.pid] if parent is not None and parent.pid and parent.name.startswith("EngineCore") else []
+    return [os.getpid(), *core]
+
+
+def computes_on_cpu() -> bool:
+    """Whether the engine shares its processors with everything else."""
+    return bool(current_platform.is_cpu())
 
 
 def served_model(worker: Any) -> tuple[str, str]:  # noqa: ANN401 - a vLLM worker

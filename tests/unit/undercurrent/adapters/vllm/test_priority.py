@@ -44,3 +44,18 @@ def test_a_process_that_has_ended_is_left_out() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait(timeout=30)
     lower([process.pid], 5)
+
+
+@pytest.mark.timeout(60)
+def test_a_thread_that_starts_others_can_be_left_as_it_is() -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT_WITH_A_THREAD_AND_A_CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        spared = next(t.id for t in psutil.Process(parent.pid).threads() if t.id != parent.pid)
+        lower([parent.pid], min(19, own + 7), spare={spared})
+        found = [os.getpriority(os.PRIO_PROCESS, thread) for thread in (spared, parent.pid)]
+        parent.communicate(timeout=30)
+    assert found == [own, min(19, own + 7)]

@@ -1,0 +1,74 @@
+"""The file of a bare server: its mistakes are told with their key, and its path changes no graph."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from undercurrent.adapters.vllm import settings as s
+from undercurrent.adapters.vllm.server_settings import server_config
+from undercurrent.errors import CaptureError, ConfigError, SpecError
+
+POINT = {
+    "name": "residual", "layers": [1], "tensor_type": "residual_stream", "position": "*", "execution_mode": "async",
+    "queue_depth": 64,
+}  # fmt: skip
+GOOD = {"kafka": {"bootstrap_servers": "localhost:9"}, "points": "points.yaml"}
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    monkeypatch.delenv("UNDERCURRENT_BOOTSTRAP_SERVERS", raising=False)
+
+    def wrote(sections=None, points=({**POINT}, {**POINT, "name": "mlp", "tensor_type": "mlp_out"}), **more):
+        (tmp_path / "points.yaml").write_text(yaml.safe_dump({"version": 1, "extraction_points": list(points)}))
+        path = tmp_path / "capture.yaml"
+        path.write_text(yaml.safe_dump({**(GOOD if sections is None else sections), **more}))
+        return path
+
+    return wrote
+
+
+@pytest.mark.parametrize(
+    ("static", "always"), [(None, ("residual", "mlp")), (True, ("residual", "mlp")), (False, ()), (["mlp"], ("mlp",))]
+)
+def test_what_is_always_captured(write, static, always):
+    rules = server_config(write(capture={} if static is None else {"static": static})).rules
+    assert (rules.points, rules.always, rules.partitions, rules.trusted) == (("residual", "mlp"), always, 4, False)
+
+
+@pytest.mark.parametrize(
+    ("sections", "match"),
+    [
+        ({"publisher": {"intervall_ms": 3}}, r"publisher\.intervall_ms: unknown key.*interval_ms"),
+        ({"capture": {"static": ["nowhere"]}}, r"capture\.static: no extraction point 'nowhere'; known are"),
+        ({"capture": {"static": 1}}, r"capture\.static"),
+        ({"engine": {"name": "a b"}}, r"engine\.name"),
+        ({"engine": {"nice": 20}}, r"engine\.nice"),
+        ({"points": None}, "points: is missing"),
+        ({"kafka": {}}, "bootstrap_servers"),
+        ({"kafka": {"bootstrap_servers": "b:1", "acks": 1}}, "acks"),
+        ({"topics": {"activation_partition": 3}}, "activation_partition"),
+        ({"publishers": {}}, "publishers: unknown key.*publisher"),
+    ],
+)
+def test_a_mistake_names_the_file_and_the_key(write, sections, match):
+    path = write(**sections)
+    with pytest.raises(ConfigError, match=match) as error:
+        s.settings_of({"undercurrent": {"settings": str(path)}})
+    assert str(path) in str(error.value)
+
+
+def test_a_point_that_a_pipeline_cannot_honour_is_refused(write):
+    with pytest.raises(SpecError, match="inline"):
+        server_config(write(points=[{**POINT, "execution_mode": "inline"}]))
+
+
+def test_a_worker_captures_as_the_file_says(write):
+    path = write(capture={"max_tap_mib": 3, "block_timeout_s": 0.5, "check_plans": True})
+    found = s.settings_of({"undercurrent": {"settings": str(path)}})
+    assert [point.name for point in found.points] == ["residual", "mlp"]
+    assert (found.max_tap_bytes, found.block_timeout_s, found.check_plans) == (3 << 20, 0.5, True)
+    assert found.server.path == path
+    with pytest.raises(CaptureError, match="nothing else"):
+        s.settings_of({"undercurrent": {"settings": str(path), "password": "x"}})
