@@ -71,7 +71,7 @@ class Worker:
                 folder="",
                 owner_pid=self.process.pid,
                 cpus=tuple(os.sched_getaffinity(0)),
-            )  # fmt: skip
+            )
         )
         self.step = 0
 
@@ -94,7 +94,7 @@ class Worker:
 
     def publisher(self):
         """Return the processes that have this ring mapped, but for this one."""
-        inode, found = os.stat(self.ring.path).st_ino, []
+        inode, found = Path(self.ring.path).stat().st_ino, []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, OSError):
                 mapped = (
