@@ -20,10 +20,11 @@ GOOD = {"kafka": {"bootstrap_servers": "localhost:9"}, "points": "points.yaml"}
 def write(tmp_path, monkeypatch):
     monkeypatch.delenv("UNDERCURRENT_BOOTSTRAP_SERVERS", raising=False)
 
-    def wrote(sections=None, points=({**POINT}, {**POINT, "name": "mlp", "tensor_type": "mlp_out"}), **more):
-        (tmp_path / "points.yaml").write_text(yaml.safe_dump({"version": 1, "extraction_points": list(points)}))
+    def wrote(spec=(POINT, {**POINT, "name": "mlp", "tensor_type": "mlp_out"}), **sections):
+        copies = [dict(point) for point in spec]
+        (tmp_path / "points.yaml").write_text(yaml.safe_dump({"version": 1, "extraction_points": copies}))
         path = tmp_path / "capture.yaml"
-        path.write_text(yaml.safe_dump({**(GOOD if sections is None else sections), **more}))
+        path.write_text(yaml.safe_dump({**GOOD, **sections}))
         return path
 
     return wrote
@@ -60,8 +61,9 @@ def test_a_mistake_names_the_file_and_the_key(write, sections, match):
 
 
 def test_a_point_that_a_pipeline_cannot_honour_is_refused(write):
+    inline = {key: value for key, value in POINT.items() if key != "queue_depth"} | {"execution_mode": "inline"}
     with pytest.raises(SpecError, match="inline"):
-        server_config(write(points=[{**POINT, "execution_mode": "inline"}]))
+        server_config(write(spec=[inline]))
 
 
 def test_a_worker_captures_as_the_file_says(write):
