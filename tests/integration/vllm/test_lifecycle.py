@@ -42,7 +42,7 @@ def wait_until(done, deadline_s=30):
     ("engine_args", "match"),
     [
         ({"enforce_eager": False, "compilation_config": {"mode": 1}}, "STOCK_TORCH_COMPILE"),
-        ({"tensor_parallel_size": 2, "async_scheduling": True}, "schedule async, parallel TP: no test runs it"),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, r"parallel TP\+PP: no test runs it"),
         ({"pipeline_parallel_size": 2}, "2 pipeline ranks need 2 rings, and there are 1"),
         (
             {"speculative_config": {"method": "ngram_gpu", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
