@@ -96,8 +96,9 @@ def test_a_shutdown_while_a_probe_starts_or_ends_answers_the_caller(where):
     with router_of(slow=Slow) as router:
         call = started(run, made, router, "x", a_point(probe_type="slow"))
         assert inside.wait(10)
+        session = made._session
         closing = started(made.shutdown)
-        wait_until(lambda: made._session is None, 10, "the adapter has begun to shut down")
+        wait_until(lambda: session._closing, 10, "its requests are being cancelled")
         go.set()
         assert answer_of(*closing) is None
         assert isinstance(answer_of(*call), EngineDeadError)
