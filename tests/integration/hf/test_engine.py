@@ -340,7 +340,7 @@ def test_points_that_cannot_be_captured_are_named_and_the_old_ones_stay(llama):
         async with bench_of(llama, POINTS[:1], open_points=True) as bench:
             for wrong, message in (
                 (point("deep", "residual_stream", (9,)), "'deep': the model has layers 0 to 3"),
-                (point("cache", "kv", (0,)), "'cache': tensor_type kv"),
+                (point("experts", "router_topk", (0,)), "'experts': tensor_type router_topk"),
             ):
                 with pytest.raises(CaptureError, match=message):
                     await bench.engine.set_points([wrong])

@@ -30,7 +30,12 @@ LENGTHS = (3, 40, 17, 90)
 POINTS = (point("kv", "kv", ALL), point("entering", "layer_input", ALL))
 EXPERTS = point("experts", "router_topk", ALL)
 TOPK = {"mixtral": 2, "qwen2_moe": 3}
-FAMILIES = ("llama", "qwen2", "gpt2", *TOPK)
+CONFIG = {
+    "qwen2_moe": {"num_experts": 6, "num_experts_per_tok": 3},
+    "gemma2": {"tie_word_embeddings": True},
+}
+# Gemma 2 scales its embedding before the first layer.
+FAMILIES = ("llama", "qwen2", "gpt2", "gemma2", *TOPK)
 
 
 @pytest.fixture(scope="module")
@@ -72,11 +77,11 @@ def tensors(stream):
     return np.stack(stream.rows).reshape(-1, len(opened.layers), *(opened.row_shape or (opened.width,)))
 
 
-def truth_of(oracle, sequence):
+def truth_of(oracle, sequence, layers=LAYERS):
     computed = {"kv": oracle.keys_values(sequence), "entering": oracle.activations(sequence)["layer_input"]}
     experts = oracle.router_topk(sequence)
     if experts:
-        computed["experts"] = np.stack([experts[layer] for layer in range(LAYERS)], axis=1)
+        computed["experts"] = np.stack([experts[layer] for layer in range(layers)], axis=1)
     return computed
 
 
@@ -100,7 +105,7 @@ def problems(name, rows, positions, truth):
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def captured(request, folders):
-    made = Captured(request.param, folders(request.param))
+    made = Captured(request.param, folders(request.param, **CONFIG.get(request.param, {})))
     made.family = request.param
     return made
 
@@ -140,7 +145,7 @@ def test_an_expert_s_id_is_a_whole_number_and_names_each_once(captured):
         assert np.array_equal(ids, np.round(ids))
         assert ids.min() >= 0
         assert all(len(set(one)) == len(one) for one in ids.reshape(-1, ids.shape[-1]).tolist())
-        # Of Qwen2-MoE here the weights do not add up to one; of Mixtral they do.
+        # Of Mixtral the weights add up to one; of the others here they do not.
         sums = rows["experts"][..., 1, :].sum(-1)
         assert np.allclose(sums, 1.0, atol=1e-5) == (captured.family == "mixtral")
 

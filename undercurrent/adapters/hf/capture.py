@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from undercurrent.adapters.checks import with_token_id
+from undercurrent.adapters.hf.beside import look
 from undercurrent.adapters.hf.hooks import HookSet, source
 from undercurrent.adapters.hf.model import LoadedModel
 from undercurrent.adapters.hf.running import Running
@@ -65,6 +66,7 @@ class HFCapture:
         self._most_rows = max_rows
         self._max_tap_bytes = max_tap_bytes
         self._parts = loaded.parts()
+        self._beside = look(loaded, self._parts)
         self._dead = False
         captured = self._points(points)
         self._hooks = self._hook_set(captured, {})
@@ -92,6 +94,11 @@ class HFCapture:
         if not row_bytes or not self._tracker.live:
             return self._most_rows
         return max(1, min(self._most_rows, self._ring.capacity // _RING_SHARE // row_bytes))
+
+    @property
+    def row_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the tensor types whose rows are no vectors of the hidden size."""
+        return self._beside.shapes
 
     @property
     def waiting(self) -> bool:
@@ -155,13 +162,13 @@ class HFCapture:
         batch.token_ids[first : first + count] = token_ids
         batch.rows += count
         if child.captured:
-            self._hooks.arm(first, count)
+            self._hooks.arm(first, count, child.cache)
 
     def disarm(self, child: Running) -> None:
         """End the forward pass; if it did not give the rows that it should, capture of its request ends."""
         if not child.captured:
             return
-        problem = self._hooks.disarm()
+        problem = self._hooks.disarm(child.cache)
         if problem is not None:
             logger.error("capture of request %s ends: %s", child.request.engine_id, problem)
             self._safely(lambda: self._tracker.fail([child.id], problem))
@@ -224,14 +231,20 @@ class HFCapture:
         encode = functools.partial(loaded.own_tokenizer.encode, add_special_tokens=False)
         captured = tuple(
             CapturePoint.of(
-                with_token_id(point, encode), layers=loaded.layers, width=loaded.width, model_dtype=loaded.dtype
+                with_token_id(point, encode),
+                layers=loaded.layers,
+                width=loaded.width,
+                model_dtype=loaded.dtype,
+                shapes=self._beside.shapes,
             )
             for point in points
         )
         for point in captured:
             for layer in point.group.layers:
                 try:
-                    source(self._parts, point.group.tensor_type, layer)
+                    self._beside.check(point.group.tensor_type, layer)
+                    if point.group.tensor_type != "kv":
+                        source(self._parts, point.group.tensor_type, layer)
                 except CaptureError as exc:
                     raise CaptureError(f"point {point.name!r}: {exc}") from exc
         return captured

@@ -111,6 +111,7 @@ class HFEngine:
             width=loaded.width,
             max_model_len=loaded.max_model_len,
             versions={"transformers": version("transformers"), "torch": version("torch")},
+            row_shapes=parts.capture.row_shapes if parts.capture is not None else {},
         )
         self._parts = parts
 

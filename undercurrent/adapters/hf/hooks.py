@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from undercurrent.adapters.hf.beside import Pair, choice, experts_of, unwatch, watch
 from undercurrent.adapters.model_map import ModelMap
 from undercurrent.capture.points import TapGroup
 from undercurrent.errors import CaptureError
@@ -43,6 +44,7 @@ class HookSet:
         modules = [
             (group, index, source(parts, group.tensor_type, layer))
             for group in groups
+            if group.tensor_type != "kv"
             for index, layer in enumerate(group.layers)
         ]
         self.buffers = {
@@ -55,6 +57,11 @@ class HookSet:
         self._first = self._count = 0
         self._fired = 0
         self._error: Exception | None = None
+        self._of_cache: dict[int, list[torch.Tensor]] = {}
+        for group in groups:
+            for index, layer in enumerate(group.layers) if group.tensor_type == "kv" else ():
+                self._of_cache.setdefault(layer, []).append(self.buffers[group][:, index, :])
+        self._expected = len(modules) + sum(map(len, self._of_cache.values()))
         self._hooks = [
             self._register(module, group.tensor_type, self.buffers[group][:, index, :])
             for group, index, module in modules
@@ -67,23 +74,32 @@ class HookSet:
             for group, buffer in self.buffers.items()
         }
 
-    def arm(self, first: int, count: int) -> None:
+    def arm(self, first: int, count: int, cache: Any = None) -> None:  # noqa: ANN401 - of transformers
         """Let the hooks copy in the next forward pass.
 
         Args:
             first: row of its first token.
             count: tokens that it computes.
+            cache: that it fills; keys and values are read as they are given to it.
         """
+        if self._of_cache and cache is not None:
+            watch(cache, self._take_kv)
         self._first, self._count = first, count
         self._fired, self._error = 0, None
 
-    def disarm(self) -> str | None:
-        """Let the hooks do nothing until the next `arm`; return what went wrong since the last one, if anything did."""
+    def disarm(self, cache: Any = None) -> str | None:  # noqa: ANN401 - of transformers
+        """Let the hooks do nothing until the next `arm`; return what went wrong since the last one, if anything did.
+
+        Args:
+            cache: the same as in `arm`.
+        """
         self._count = 0
+        if self._of_cache and cache is not None:
+            unwatch(cache)
         if self._error is not None:
             return f"a hook failed: {self._error}"
-        if self._fired != len(self._hooks):
-            return f"{self._fired} of {len(self._hooks)} captured modules ran"
+        if self._fired != self._expected:
+            return f"{self._fired} of {self._expected} captured modules ran"
         return None
 
     def remove(self) -> None:
@@ -98,7 +114,31 @@ class HookSet:
                 lambda _, args, given: self._copy(given.get("hidden_states", args[0] if args else None), rows),
                 with_kwargs=True,
             )
+        if tensor_type == "router_topk":
+            return module.register_forward_pre_hook(
+                lambda _, args, given: self._copy_beside(choice(args, given), rows), with_kwargs=True
+            )
         return module.register_forward_hook(lambda _module, _args, output: self._copy(output, rows))
+
+    def _take_kv(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        for rows in self._of_cache.get(layer, ()):
+            # [1, heads, tokens, head_dim] to [tokens, heads x head_dim].
+            self._copy_beside((keys[0].transpose(0, 1).flatten(1), values[0].transpose(0, 1).flatten(1)), rows)
+
+    def _copy_beside(self, pair: Pair | None, rows: torch.Tensor) -> None:
+        if self._count == 0:
+            return
+        try:
+            if pair is None or any(part.shape != (self._count, rows.shape[1] // 2) for part in pair):
+                given = "no ids and weights" if pair is None else [tuple(part.shape) for part in pair]
+                raise CaptureError(f"a module was given {given}, not {(self._count, rows.shape[1] // 2)} twice")
+            target = rows[self._first : self._first + self._count]
+            for part, half in zip(pair, target.chunk(2, dim=1), strict=True):
+                half.copy_(part)
+            self._fired += 1
+        # As in `_copy`.
+        except Exception as exc:
+            self._error = self._error or exc
 
     def _copy(self, given: Any, rows: torch.Tensor) -> None:  # noqa: ANN401 - what any module is given or returns
         count = self._count
@@ -116,7 +156,7 @@ class HookSet:
 
 
 def source(parts: ModelMap, tensor_type: str, layer: int) -> torch.nn.Module:
-    """Return the module whose output, or of `layer_input` whose input, a tensor type is.
+    """Return the module whose output, or of `layer_input` and `router_topk` whose input, a tensor type is.
 
     Args:
         parts: of the model.
@@ -126,4 +166,7 @@ def source(parts: ModelMap, tensor_type: str, layer: int) -> torch.nn.Module:
     Raises:
         CaptureError: the layer has no such part.
     """
+    experts = experts_of(parts, layer) if tensor_type == "router_topk" else None
+    if experts is not None:
+        return experts
     return parts.layers[layer] if tensor_type == "layer_input" else parts.module(tensor_type, layer)

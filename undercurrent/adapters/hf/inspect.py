@@ -29,9 +29,9 @@ MEANINGS: Mapping[TensorType, str] = {
     TensorType.ATTN_OUT: "output of the layer's attention, as its module returns it, before it is added",
     TensorType.MLP_OUT: "output of the layer's MLP, as its module returns it, before it is added",
     TensorType.FINAL_NORM: "output of the norm after the last layer; addressed as one layer past the last",
-    TensorType.KV: "the token's own keys and values as its attention is given them, [2, kv_heads, head_dim]; from vLLM",
+    TensorType.KV: "the token's own keys and values as its attention is given them, [2, kv_heads, head_dim]",
     TensorType.LAYER_INPUT: "what enters the layer: the residual stream before it; of layer 0 the embedding",
-    TensorType.ROUTER_TOPK: "ids of the token's experts, then their weights, [2, k]; from vLLM",
+    TensorType.ROUTER_TOPK: "ids of the token's experts, then their weights, [2, k]",
 }
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 # A record carries, beside the values, each token's position and id: int32 both.

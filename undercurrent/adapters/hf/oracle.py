@@ -17,6 +17,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from undercurrent.adapters.hf.beside import choice, experts_of
 from undercurrent.adapters.model_map import ModelMap
 
 Float32 = npt.NDArray[np.float32]
@@ -99,7 +100,7 @@ class HFOracle:
         return np.stack([seen[layer] for layer in range(self._layers)], axis=1)
 
     def router_topk(self, token_ids: Sequence[int]) -> dict[int, Float32]:
-        """Return expert ids and weights by layer, float32 [tokens, 2, k], each token's experts by falling weight.
+        """Return expert ids and weights by layer, float32 [tokens, 2, k], as the experts are called with them.
 
         Args:
             token_ids: the sequence.
@@ -107,14 +108,18 @@ class HFOracle:
         seen: dict[int, Float32] = {}
 
         def keep(layer: int) -> Any:  # noqa: ANN401 - a torch hook
-            def hook(_module: Any, _args: Any, output: Any) -> None:  # noqa: ANN401
-                _, weights, ids = output
-                seen[layer] = torch.stack((ids.float(), weights.float()), dim=1).numpy()
+            def hook(_module: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401
+                pair = choice(args, kwargs)
+                if pair is not None:
+                    seen[layer] = torch.stack([part.float() for part in pair], dim=1).numpy()
 
             return hook
 
-        routers = {layer: _router(self._parts.mlp(layer)) for layer in range(self._layers)}
-        handles = [part.register_forward_hook(keep(layer)) for layer, part in routers.items() if part is not None]
+        handles = [
+            experts.register_forward_pre_hook(keep(layer), with_kwargs=True)
+            for layer in range(self._layers)
+            if (experts := experts_of(self._parts, layer)) is not None
+        ]
         try:
             with torch.inference_mode():
                 self._model(torch.tensor([list(token_ids)]), use_cache=False)
@@ -122,11 +127,6 @@ class HFOracle:
             for handle in handles:
                 handle.remove()
         return seen
-
-
-def _router(part: Any) -> Any:  # noqa: ANN401 - a module, or None
-    """Return what chooses the experts of an MLP: a module that returns (logits, weights, ids)."""
-    return None if getattr(part, "experts", None) is None else getattr(part, "gate", None) or part.router
 
 
 def _keep_input(seen: dict[tuple[str, int], Float32], layer: int) -> Any:  # noqa: ANN401 - a torch hook

@@ -73,6 +73,39 @@ def test_what_enters_a_layer_is_copied_before_it_runs(model):
     assert rows(hooks, group)[:2, :, 0].tolist() == [[1, 3], [5, 7]]
 
 
+class Cache:
+    def update(self, keys, values, layer, *_rest):
+        return keys, values
+
+
+KV = TapGroup(tensor_type="kv", layers=(2, 0), dtype="float32", width=8)
+
+
+def test_keys_and_values_are_taken_as_a_layer_gives_them_its_cache(model):
+    hooks, cache = hooks_of(model, KV), Cache()
+    keys = torch.arange(8.0).reshape(1, 2, 2, 2)  # one text, two heads, two tokens, two elements
+    hooks.arm(1, 2, cache)
+    for layer in range(3):
+        given = (keys + 100 * layer, keys + 100 * layer + 50)
+        assert cache.update(*given, layer) == given
+    assert hooks.disarm(cache) is None
+    assert "update" not in vars(cache)
+    found = hooks.rows_as_bytes()[KV].view(np.float32).reshape(8, 2, 2, 2, 2)
+    # Token 1 of layer 2: its keys by head, then its values.
+    assert found[2, 0].tolist() == [[[202, 203], [206, 207]], [[252, 253], [256, 257]]]
+    assert found[1, 1, 0].tolist() == [[0, 1], [4, 5]]
+
+
+def test_a_layer_that_gives_its_cache_nothing_or_another_shape_is_said(model):
+    hooks, cache = hooks_of(model, KV), Cache()
+    hooks.arm(0, 2, cache)
+    cache.update(torch.ones(1, 2, 2, 2), torch.ones(1, 2, 2, 2), 0)
+    assert hooks.disarm(cache) == "1 of 2 captured modules ran"
+    hooks.arm(0, 2, cache)
+    cache.update(torch.ones(1, 2, 2, 2), torch.ones(1, 2, 2, 3), 0)
+    assert "not (2, 4) twice" in (hooks.disarm(cache) or "")
+
+
 def test_nothing_is_copied_between_steps(model):
     hooks = hooks_of(model, RESIDUAL)
     model(torch.ones(1, 2, WIDTH))
