@@ -135,7 +135,7 @@ def test_routers_and_experts_that_decide_otherwise_are_refused():
         source("router_topk", nn.Linear(2, 2))
 
 
-def config(*, parallel=(), passes=(), **model):
+def config(*, parallel=(), passes=(), mode=None, **model):
     values = {
         "get_total_num_kv_heads": lambda: 4,
         "get_head_size": lambda: 8,
@@ -143,13 +143,13 @@ def config(*, parallel=(), passes=(), **model):
         "get_num_experts_per_tok": lambda: 2,
         "use_mla": False,
         "is_attention_free": False,
-        "hf_text_config": SimpleNamespace(),
+        "hf_text_config": SimpleNamespace(model_type="mixtral"),
     }
     sizes = {"tensor_parallel_size": 1, "data_parallel_size": 1, "enable_eplb": False}
     return SimpleNamespace(
         model_config=SimpleNamespace(**(values | model)),
         parallel_config=SimpleNamespace(**(sizes | dict(parallel))),
-        compilation_config=SimpleNamespace(pass_config=SimpleNamespace(**dict(passes))),
+        compilation_config=SimpleNamespace(pass_config=SimpleNamespace(**dict(passes)), mode=mode),
     )
 
 
@@ -165,11 +165,12 @@ def test_the_shapes_follow_from_the_configuration():
         ("kv", {"use_mla": True}, "latent attention"),
         ("kv", {"is_attention_free": True}, "no attention"),
         ("kv", {"parallel": {"tensor_parallel_size": 2}}, "each rank has heads of its own"),
-        ("kv", {"hf_text_config": SimpleNamespace(v_head_dim=4)}, "another size than its keys"),
+        ("kv", {"hf_text_config": SimpleNamespace(model_type="mixtral", v_head_dim=4)}, "another size than its keys"),
         ("kv", {"passes": {"fuse_rope_kvcache": True}}, "rotated while the cache is written"),
         ("router_topk", {"get_num_experts": lambda: 0}, "the model has no experts"),
         ("router_topk", {"parallel": {"data_parallel_size": 2}}, "tokens of other ranks"),
         ("router_topk", {"parallel": {"enable_eplb": True}}, "replicas"),
+        ("router_topk", {"hf_text_config": SimpleNamespace(model_type="phimoe")}, "experts of a phimoe"),
     ],
 )
 def test_a_setup_without_a_tensor_type_says_why(kind, changes, reason):
@@ -178,3 +179,15 @@ def test_a_setup_without_a_tensor_type_says_why(kind, changes, reason):
     made = config(**changes)
     assert set(row_shapes(made)) == set(SHAPES) - {kind}
     assert reason in why_not(made, kind)
+
+
+@pytest.mark.parametrize("kind", ["kv", "router_topk", "layer_input"])
+def test_a_compiled_model_is_refused_what_no_test_compares_there(kind):
+    from vllm.config import CompilationMode
+
+    from undercurrent.adapters.vllm.compat.parts import row_shapes, why_not
+
+    made = config(mode=CompilationMode.VLLM_COMPILE)
+    assert "set enforce_eager" in why_not(made, kind)
+    assert row_shapes(made) == {}
+    assert why_not(config(), kind) == ""

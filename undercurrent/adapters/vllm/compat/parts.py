@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from vllm.config import VllmConfig
+from vllm.config import CompilationMode, VllmConfig
 from vllm.model_executor.layers.attention.attention import Attention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
@@ -34,6 +34,8 @@ _ROTATING_PASSES = ("fuse_rope_kvcache", "fuse_qk_norm_rope_kvcache", "fuse_rope
 # Routers whose `select_experts` is the last word: others replace the model's choice or add experts to it.
 _ROUTERS = (CPURouter, CustomRoutingRouter, FusedTopKBiasRouter, FusedTopKRouter, GroupedTopKRouter)
 _CHOICE = "_undercurrent_choice"
+_COMPARED_EXPERTS = ("mixtral", "qwen2_moe")
+_COMPILED = "no test compares it in a compiled model (set enforce_eager)"
 
 
 def row_shapes(config: VllmConfig) -> dict[str, tuple[int, ...]]:
@@ -50,14 +52,21 @@ def row_shapes(config: VllmConfig) -> dict[str, tuple[int, ...]]:
 
 
 def why_not(config: VllmConfig, kind: str) -> str:
-    """Return why a tensor type is not captured in this setup, empty where `row_shapes` has it.
+    """Return why a tensor type is not captured in this setup, empty where it is.
 
     Args:
         config: of the engine.
-        kind: `kv` or `router_topk`.
+        kind: `kv`, `router_topk` or `layer_input`.
     """
+    if kind == "layer_input":
+        return _COMPILED if is_compiled(config) else ""
     _, reasons = _kv(config) if kind == "kv" else _router_topk(config)
     return "; ".join(reasons)
+
+
+def is_compiled(config: VllmConfig) -> bool:
+    """Whether vLLM compiles the model."""
+    return config.compilation_config.mode not in {None, CompilationMode.NONE}
 
 
 def _kv(config: VllmConfig) -> tuple[tuple[int, ...], list[str]]:
@@ -68,6 +77,7 @@ def _kv(config: VllmConfig) -> tuple[tuple[int, ...], list[str]]:
         "the model has no attention": model.is_attention_free,
         "with tensor parallelism each rank has heads of its own": config.parallel_config.tensor_parallel_size > 1,
         "its values are of another size than its keys": getattr(model.hf_text_config, "v_head_dim", size) != size,
+        _COMPILED: is_compiled(config),
         "keys are rotated while the cache is written": any(getattr(passes, name, False) for name in _ROTATING_PASSES),
     }
     return (2, heads, size), [reason for reason, holds in reasons.items() if holds]
@@ -78,6 +88,11 @@ def _router_topk(config: VllmConfig) -> tuple[tuple[int, ...], list[str]]:
     count = model.get_num_experts_per_tok() if model.get_num_experts() > 0 else 0
     reasons = {
         "the model has no experts": count < 1,
+        f"no test compares the choice of experts of a {model.hf_text_config.model_type}": (
+            count > 0 and model.hf_text_config.model_type not in _COMPARED_EXPERTS
+        ),
+        "with tensor parallelism no test compares it": parallel.tensor_parallel_size > 1,
+        _COMPILED: is_compiled(config),
         "with data parallelism a router may see the tokens of other ranks": parallel.data_parallel_size > 1,
         "with expert load balancing the ids are those of replicas": parallel.enable_eplb,
     }
