@@ -177,7 +177,7 @@ def test_a_setup_without_a_tensor_type_says_why(kind, changes, reason):
     from undercurrent.adapters.vllm.compat.parts import row_shapes, why_not
 
     made = config(**changes)
-    assert set(row_shapes(made)) == set(SHAPES) - {kind}
+    assert kind not in row_shapes(made)
     assert reason in why_not(made, kind)
 
 
