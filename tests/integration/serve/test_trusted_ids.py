@@ -1,0 +1,80 @@
+"""A bare server whose clients say what their requests are called: vLLM's module, one API server, one process less."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm")
+sys.path.insert(0, str(Path(__file__).parent))
+
+from serve_bench import ServeBench, complete, ordered
+
+from undercurrent.protocol.messages import AckOutcome
+from undercurrent.testing.tiny_models import build_tiny_model
+
+pytestmark = [pytest.mark.kafka, pytest.mark.vllm, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def bench(apache_broker, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trusted")
+    model = build_tiny_model("llama", folder / "model", max_len=4096)
+    with ServeBench(apache_broker.settings(), folder, model) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def server(bench):
+    capture = bench.capture_file(static=["residual"], trust_client_ids=True)
+    return bench.serve(["-W", "ignore", "-m", "vllm.entrypoints.openai.api_server"], capture).wait_ready()
+
+
+def named(bench, request_id):
+    """Return the streams of a name, by attempt."""
+    return {key[1]: messages for key, messages in bench.streams().items() if key[0] == request_id}
+
+
+def test_an_abort_that_comes_before_its_request_stops_it_before_its_first_token(bench, server):
+    done = complete(server, "Done", max_tokens=2)
+    command = bench.abort("planned")
+    # Commands are read in order: when the second one is answered, the first one is known.
+    second = bench.abort(done.id)
+    assert bench.wait(lambda: bench.acks().get(second), "an answer")[0].outcome is AckOutcome.TOO_LATE
+    answer = complete(server, "Never begun", max_tokens=2000, extra_body=ordered(request_id="planned"))
+    assert answer.choices[0].finish_reason == "abort"
+    (ack,) = bench.wait(lambda: bench.acks().get(command), "an answer to the operator")
+    assert (ack.outcome, ack.token_index, ack.engine) == (AckOutcome.APPLIED, 0, "chat-0.api0")
+    assert answer.usage.completion_tokens == 0
+    # It binds until it is answered, and not longer.
+    after = complete(server, "Now it runs", max_tokens=3, extra_body=ordered(request_id="planned"))
+    assert after.choices[0].finish_reason == "length"
+
+
+def test_an_id_used_again_is_a_later_attempt_and_one_in_use_is_not_shared(bench, server):
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(
+            complete,
+            server,
+            "The first of its name",
+            max_tokens=1500,
+            extra_body={"ignore_eos": True, **ordered(request_id="mine")},
+        )
+        bench.wait(lambda: named(bench, "mine"), "its stream")
+        second = complete(server, "Another of that name", max_tokens=4, extra_body=ordered(request_id="mine"))
+        bench.stream(second.id)
+        running.result()
+    third = complete(server, "After both", max_tokens=4, extra_body=ordered(request_id="mine"))
+    assert third.choices[0].finish_reason
+    bench.wait(lambda: len(named(bench, "mine")) == 2, "the stream of the third")
+    first, last = sorted(named(bench, "mine").items())
+    assert first[0] < last[0]
+    assert len(first[1]) > 1000
+    assert bench.metric("undercurrent_publisher_capture_faults_total") == 1
+    # A command that names the attempt that is over does not meet a later one.
+    command = bench.abort("mine", attempt=first[0])
+    (ack,) = bench.wait(lambda: bench.acks().get(command), "an answer")
+    assert ack.outcome is AckOutcome.TOO_LATE
