@@ -91,6 +91,7 @@ class Capturing:
         settings: further fields of the capture settings.
         environment: variables that hold while the engine lives.
         ring_bytes: capacity of the ring.
+        capture: whether the engine is asked to capture at all.
         engine_args: of vLLM's EngineArgs.
     """
 
@@ -102,12 +103,14 @@ class Capturing:
         settings: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] | None = None,
         ring_bytes: int = 64 << 20,
+        capture: bool = True,
         **engine_args: Any,
     ) -> None:
         self.points = tuple(points)
         self.ring = Ring.create(ring_bytes)
         self.log = RingLog(self.ring.reader())
         self._model = str(model)
+        self._capture = capture
         self._settings = {"check_plans": True, **(settings or {})}
         self._environment = {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -155,6 +158,8 @@ class Capturing:
         path = Path(self._folder.name) / "capture.json"
         CaptureSettings(ring=self.ring.path, points=self.points, **self._settings).write(path)
         with_taps = {**self._args, "additional_config": additional_config(self.points, path)}
+        if not self._capture:
+            del with_taps["additional_config"]
         return LLMEngine.from_engine_args(EngineArgs(model=self._model, **with_taps))
 
     def __exit__(self, *_: object) -> None:

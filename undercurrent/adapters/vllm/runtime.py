@@ -21,6 +21,7 @@ from undercurrent.adapters.vllm.orphan import end_with
 from undercurrent.adapters.vllm.server import ServerSide
 from undercurrent.adapters.vllm.settings import CONFIG_KEY, CaptureSettings, graph_key, tap_set
 from undercurrent.adapters.vllm.silent_rank import SilentRank
+from undercurrent.adapters.vllm.tap import Way
 from undercurrent.adapters.vllm.version_check import check_vllm_version
 from undercurrent.capture.points import CapturePoint, Order, child_index, parse_order, tap_groups
 from undercurrent.capture.ring import Ring
@@ -168,6 +169,7 @@ class WorkerCapture:
         self.report |= {
             "taps": len(self._taps.taps),
             "tap_bytes": self._taps.bytes,
+            "taps_in_graph": self._taps.way is Way.GRAPH,
             "residual_stream": self.taps.stream,
             "vllm": check_vllm_version(),
         }

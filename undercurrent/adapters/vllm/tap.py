@@ -25,6 +25,7 @@ import numpy.typing as npt
 import torch
 
 from undercurrent.adapters.model_map import BESIDE, FIRST, SUM, WHOLE, ModelMap, Source
+from undercurrent.adapters.vllm.staging import Cuda, Device, Staging
 from undercurrent.adapters.vllm.tap_op import ROWS_SHIFT, copy_rows, tap_op
 from undercurrent.capture.points import TapGroup
 from undercurrent.errors import CaptureError
@@ -84,6 +85,7 @@ class TapSet:
         device: of the model.
         max_tap_bytes: refuse beyond this.
         way: how to copy; by default from Python where the model runs on the CPU, else by the op.
+        copying: how rows come to the host; by default those of a CPU are there, and those of a GPU are staged.
 
     Raises:
         CaptureError: the buffers would be too large, or the model lacks a part.
@@ -98,6 +100,7 @@ class TapSet:
         device: torch.device,
         max_tap_bytes: int,
         way: Way | None = None,
+        copying: Device | None = None,
     ) -> None:
         self.bytes = sum(group.row_bytes for group in groups) * max_rows
         if self.bytes > max_tap_bytes:
@@ -110,20 +113,24 @@ class TapSet:
         self.error: Exception | None = None
         self.taps: list[Tap] = []
         self._buffers: dict[TapGroup, torch.Tensor] = {}
-        self._mirrors: dict[TapGroup, torch.Tensor] = {}
         for group in groups:
             shape = (max_rows, len(group.layers), group.width)
             buffer = torch.zeros(shape, dtype=getattr(torch, group.dtype), device=device)
             self._buffers[group] = buffer
-            # Off the CPU the rows of a step are copied to the host at its end: correct, and not yet overlapped.
-            self._mirrors[group] = buffer if on_cpu else torch.zeros(shape, dtype=buffer.dtype)
             for index, layer in enumerate(group.layers):
                 source = parts.source(group.tensor_type, layer)
                 self.taps.append(Tap(group, index, len(self.taps), layer, source, source.at, buffer[:, index, :]))
         self._stamps = torch.zeros(len(self.taps), dtype=torch.int64, device=device)
         self._step = torch.zeros(1, dtype=torch.int64, device=device)
-        self._stamps_host = self._stamps if on_cpu else torch.zeros(len(self.taps), dtype=torch.int64)
-        self._stamp_array: npt.NDArray[np.int64] = self._stamps_host.numpy()
+        copying = copying or (None if on_cpu else Cuda(device))
+        buffers = list(self._buffers.values())
+        self._staging = None if copying is None else Staging(buffers, [self._stamps], copying)
+        self._slot = -1
+        mirrors, stamps = (
+            (buffers, self._stamps) if self._staging is None else (self._staging.rows[0], self._staging.words[0][0])
+        )
+        self._mirrors = dict(zip(self._buffers, mirrors, strict=True))
+        self._stamp_array: npt.NDArray[np.int64] = stamps.numpy()
         # On the host itself the stamps and the step's number are plain memory.
         self._stamp_words = memoryview(self._stamp_array)
         self._step_word = memoryview(self._step.numpy()) if on_cpu else None
@@ -145,6 +152,8 @@ class TapSet:
             step: its number, above 0.
             rows: that it has; a module that gives fewer, or without a graph another number, is not believed.
         """
+        if self._staging is not None and self._slot >= 0:
+            self._staging.release(self._slot)
         self._number = step + (rows << ROWS_SHIFT)
         self._fresh = self._number.to_bytes(8, sys.byteorder) * len(self.taps)
         if self.way is not Way.HOST:
@@ -180,10 +189,10 @@ class TapSet:
         """
         if self.error is not None:
             raise CaptureError(f"a tap failed: {self.error}") from self.error
-        if self._stamps is not self._stamps_host:
-            self._stamps_host.copy_(self._stamps)
-            for group, buffer in self._buffers.items():
-                self._mirrors[group][:rows].copy_(buffer[:rows])
+        if self._staging is not None:
+            # One slot: the rows of a step are written before the next begins.
+            self._slot = self._staging.begin(rows)
+            self._staging.wait(self._slot)
         if self._stamp_words.tobytes() == self._fresh:
             return frozenset()
         return frozenset(tap.group for tap in self.taps if not self.fired(tap, step, rows))

@@ -18,7 +18,7 @@ WIDTH, LAYERS, VOCAB, ROWS = 16, 3, 50, 32
 @pytest.fixture(params=list(Way), ids=[way.name for way in Way], autouse=True)
 def way(request, monkeypatch):
     """How taps copy: everything here holds for each of them."""
-    monkeypatch.setattr(TapSet.__init__, "__kwdefaults__", {"way": request.param})
+    monkeypatch.setattr(TapSet.__init__, "__kwdefaults__", {"way": request.param, "copying": None})
     return request.param
 
 

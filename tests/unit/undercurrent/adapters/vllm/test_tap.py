@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.unit.undercurrent.adapters.vllm.later_device import LaterDevice
 from undercurrent.adapters.model_map import BESIDE, FIRST, SUM, WHOLE, Source
 from undercurrent.adapters.vllm.tap import TapSet, Way
 from undercurrent.adapters.vllm.tap_op import tap_op
@@ -197,6 +198,50 @@ def test_a_compiler_keeps_every_tap_and_the_stamp_of_each_step():
         assert np.array_equal(rows(taps, count, 2), out.numpy())
         assert np.array_equal(rows(taps, count, 1), rows(taps, count, 0).clip(min=0))
         assert np.allclose(rows(taps, count, 0), torch.nn.functional.linear(x, module[0].weight, module[0].bias))
+
+
+def test_rows_of_a_device_are_those_of_the_step_when_stale_has_said_so():
+    device, module = LaterDevice(), Part()
+    group = TapGroup(tensor_type="mlp_out", layers=(0,), dtype="float32", width=WIDTH)
+    options = {"max_rows": ROWS, "device": torch.device("cpu"), "max_tap_bytes": 1 << 20}
+    taps = TapSet([group], Parts(Source(module)), way=Way.OP, copying=device, **options)
+    taps.install()
+    for step in (1, 2, 3):
+        taps.arm(step, 3)
+        if step != 2:
+            module(None, numbered(3) + step)
+        before = rows(taps, 3).copy()
+        assert bool(taps.stale(step, 3)) is (step == 2)
+        assert np.array_equal(rows(taps, 3), before if step == 2 else numbered(3).numpy() + step + 1)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_cuda_graph_replays_the_taps_without_python():
+    device = torch.device("cuda")
+    module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()).to(device).requires_grad_(False)
+    group = TapGroup(tensor_type="mlp_out", layers=(0, 1), dtype="float32", width=WIDTH)
+    parts = Parts(Source(module[0]), Source(module[1]))
+    taps = TapSet([group], parts, max_rows=ROWS, device=device, max_tap_bytes=1 << 20, way=Way.GRAPH)
+    taps.install()
+    x = torch.zeros(ROWS, WIDTH, device=device)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        module(x)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = module(x)
+    taps.remove()
+    for step, count in ((1, 3), (2, ROWS), (3, 1)):
+        x.copy_(torch.randn(ROWS, WIDTH))
+        taps.arm(step, count)
+        graph.replay()
+        assert taps.stale(step, count) == frozenset()
+        assert np.array_equal(rows(taps, count, 1), out[:count].cpu().numpy())
+        assert np.array_equal(rows(taps, count, 1), rows(taps, count, 0).clip(min=0))
+    taps.arm(4, 1)
+    assert len(taps.stale(4, 1)) == 1
 
 
 def test_the_op_declares_what_it_writes():
