@@ -16,7 +16,9 @@ class LaterStream:
         self.work.append(job)
 
     def wait_event(self, event):
-        self.add(event.synchronize)
+        # As it is marked now: it may be recorded again before this is done.
+        stream, at = event.stream, event.at
+        self.add(lambda: stream.run_to(at))
 
     def run_to(self, count):
         while self.done < count:
