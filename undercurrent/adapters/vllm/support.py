@@ -67,6 +67,7 @@ _ONCE = "test_rows_are_those_of_one_process_and_come_once"
 _JOINED = "test_the_rows_of_two_stages_are_joined_into_those_of_one_engine"
 _REPLICAS = "data parallelism in one engine (run an engine worker per replica, each with a name of its own)"
 _MATCH = "test_rows_match_transformers"
+_COMPILED = "test_a_compiled_engine_computes_what_one_without_a_compiler_does"
 _EIGHT = "test_eight_requests_at_once_match_transformers"
 
 
@@ -86,6 +87,8 @@ COMBINATIONS: tuple[Row, ...] = (
     _row(ANY, "stock", ANY, ANY, Status.REFUSED, "compilation mode STOCK_TORCH_COMPILE"),
     _row("v1", "eager", "sync", "TP", Status.PASSED, f"{_TESTS}/test_tensor_parallel.py::{_ONCE}"),
     _row("v1", "eager", "sync", "PP", Status.PASSED, f"{_TESTS}/test_pipeline.py::{_JOINED}"),
+    _row("v1", "dynamo", "sync", "1", Status.PASSED, f"{_TESTS}/test_compiled.py::{_COMPILED}"),
+    _row("v1", "vllm", "sync", "1", Status.PASSED, f"{_TESTS}/test_compiled.py::{_COMPILED}"),
     *(_row(ANY, ANY, ANY, parallel, Status.REFUSED, _REPLICAS) for parallel in ("DP", "TP+DP", "PP+DP", "TP+PP+DP")),
     _row(ANY, "cudagraphs", ANY, ANY, Status.NOT_RUN, "CUDA graphs need a GPU (set enforce_eager)"),
     _row(ANY, ANY, ANY, ANY, Status.NOT_RUN, "no test runs it"),
