@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from undercurrent.capture.frames import Close, Drop, Fault, Loss, Open, Rewind, Step, decode
+from undercurrent.capture.holding import Holding
 from undercurrent.capture.ring import RingReader
 from undercurrent.codec.tensors import rows_of
 
@@ -57,10 +58,12 @@ class RingLog:
 
     Args:
         reader: the reading side of the ring.
+        holding: what keeps rows back; None shows everything that the engine computed.
     """
 
-    def __init__(self, reader: RingReader) -> None:
+    def __init__(self, reader: RingReader, holding: Holding | None = None) -> None:
         self._reader = reader
+        self._holding = holding
         self._by_number: dict[int, CapturedStream] = {}
         self.streams: dict[tuple[str, int, str], CapturedStream] = {}
         self.faults: list[Fault] = []
@@ -72,8 +75,9 @@ class RingLog:
 
     def read(self) -> None:
         """Take in what was captured since the last call, and give its space back to the engine."""
-        for frame in self._reader.read():
-            match decode(frame):
+        frames = self._reader.read()
+        for content in map(decode, frames) if self._holding is None else self._holding.read(self._reader):
+            match content:
                 case Open() as opened:
                     stream = CapturedStream(opened)
                     self._by_number[opened.stream] = stream

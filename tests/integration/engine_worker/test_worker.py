@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from undercurrent.codec import positions
 from undercurrent.kafka.client import Assignor
 from undercurrent.protocol.generations import Ruling
 from undercurrent.protocol.messages import (
@@ -58,6 +60,29 @@ def test_prompts_become_text_activations_and_one_final_each(bench):
         assert [m.seq for m in messages] == list(range(len(messages)))
         rows = sum(len(m.positions) // 4 for m in messages if isinstance(m, ActivationBlock))
         assert rows == prompt_tokens + 24 - 1
+    assert worker.terminate() == 0, worker.tail()
+
+
+def test_rows_that_an_engine_computes_past_an_end_are_not_published(bench):
+    worker = bench.start_worker(bench.configure(engine={"kind": "fake", "args": {"step_s": 0.002, "overrun": 5}}))
+    worker.wait_ready()
+    ids = bench.send([f"prompt {number}" for number in range(10)], max_tokens=20)
+    (stopped,) = bench.send(["a long one"], max_tokens=4000)
+    bench.wait(lambda: stopped in bench.between_tokens(), "first tokens")
+    bench.abort(stopped)
+    finals = bench.wait_finals([*ids, stopped])
+    streams = bench.activations()
+    for request_id in [*ids, stopped]:
+        (final,) = finals[request_id]
+        length = final.prompt_tokens + final.generated_tokens
+        messages = streams[request_id, final.attempt]
+        rows = np.concatenate([positions(m) for m in messages if isinstance(m, ActivationBlock)]).tolist()
+        # Each step past the end computes one more row: the first of them is the last token's own.
+        assert rows == list(range(length))
+        assert isinstance(messages[-1], StreamEnded)
+        assert (messages[-1].emitted[0], messages[-1].last_pos) == (length, length - 1)
+        assert [m.seq for m in messages] == list(range(len(messages)))
+    assert "undercurrent_publisher_rows_past_end_total 44.0" in worker.get("/metrics")[1]
     assert worker.terminate() == 0, worker.tail()
 
 

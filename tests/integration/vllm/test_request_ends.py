@@ -113,7 +113,8 @@ def three_letters(held, plain):
         letters = [decode([token]) for token in token_ids]
         for at in range(6, 80):
             three = "".join(letters[at : at + 3])
-            if three.isascii() and three.isprintable() and text.count(three) == 1:
+            alone = all(len(letter) == 1 for letter in letters[at : at + 3])
+            if alone and three.isascii() and three.isprintable() and text.count(three) == 1:
                 return prompt, at, three, text
     raise AssertionError("no continuation has three letters in a row")
 
@@ -162,9 +163,7 @@ def test_a_stop_token_and_a_limit_end_requests_in_the_engine(held, plain):
 
 def test_the_models_own_end_and_children_that_end_apart(held):
     async def script(line):
-        keys = [
-            line.start(f"eos-{number}", prompt=PROMPT, n=3, max_tokens=150, temperature=20.0) for number in range(6)
-        ]
+        keys = [line.start(f"eos-{number}", prompt=PROMPT, n=3, max_tokens=150, temperature=2.0) for number in range(6)]
         await line.until(lambda: all((key, index) in line.finals for key in keys for index in range(3)), 120)
         return keys
 

@@ -12,6 +12,10 @@ import pytest
 
 from tests.unit.engine_worker.line import Line, new_ring, spec_point
 from undercurrent.codec import as_array, positions
+from undercurrent.core import Probe, ProbeResult, ProbeSignal, default_registry, register_probe
+from undercurrent.probes import Binding
+from undercurrent.protocol.messages import VerdictKind
+from undercurrent.testing import MemoryRing
 from undercurrent.testing.fake_engine import FakeEngine, activation
 
 OVERRUN = 4
@@ -183,3 +187,37 @@ def test_a_driver_that_stops_leaves_no_row_behind_that_it_has_not_counted():
     line = play(script)
     (stream,) = line.streams().values()
     assert stream.positions == list(range(line.counted))
+
+
+class Counter(Probe):
+    """Scores each position with itself."""
+
+    def on_activation(self, record):
+        return ProbeSignal(score=float(record.token_pos))
+
+    def on_end(self, ctx):
+        return ProbeResult(self.request_id, self.extraction_point_name, "")
+
+
+def test_a_probe_host_scores_nothing_past_the_last_token(monkeypatch):
+    monkeypatch.setattr(default_registry, "_factories", dict(default_registry._factories))
+    register_probe("count", Counter)
+
+    async def script(line):
+        keys = [line.start(f"r{number}", max_tokens=6 + number) for number in range(6)]
+        stopped = line.start("stopped", max_tokens=900)
+        await line.until(lambda: len(line.tokens[stopped, 0]) > 30)
+        line.driver.abort(stopped)
+        await line.until(lambda: all((key, 0) in line.finals for key in keys))
+        await line.idle()
+
+    line = play(script)
+    assert line.past_end > 7
+    ring = MemoryRing([spec_point()], [Binding(name="count", point="p", probe="count", mode="shadow", args={})])
+    ring.send(*line.broker.messages)
+    for (key, _), (_, length) in line.finals.items():
+        scored = {position for position, _ in ring.scores(key.request_id, "count")}
+        assert scored == set(range(length))
+        [result] = ring.verdicts(VerdictKind.RESULT, request_id=key.request_id)
+        # Two layers of each position, and nothing that the stream's end speaks of is missing.
+        assert (result.complete, result.missing, result.scored) == (True, 0, 2 * length)
