@@ -124,8 +124,8 @@ def capture_points(
     layers, width, dtype = model_shape(config)
     shapes = row_shapes(config)
     for point in points:
-        kind = point.tensor_type.value
-        if (point.tensor_type in SHAPED or kind == "layer_input") and why_not(config, kind):
+        if point.tensor_type in SHAPED and point.tensor_type.value not in shapes:
+            kind = point.tensor_type.value
             raise CaptureError(f"point {point.name!r}: tensor_type {kind} is not captured: {why_not(config, kind)}")
     owned = (range(layers),) if rank is None else owned_layers(config)
     shares = [(point, share_of(point, owned, rank or 0)) for point in points]

@@ -56,10 +56,8 @@ def why_not(config: VllmConfig, kind: str) -> str:
 
     Args:
         config: of the engine.
-        kind: `kv`, `router_topk` or `layer_input`.
+        kind: `kv` or `router_topk`.
     """
-    if kind == "layer_input":
-        return _COMPILED if is_compiled(config) else ""
     _, reasons = _kv(config) if kind == "kv" else _router_topk(config)
     return "; ".join(reasons)
 
@@ -77,7 +75,6 @@ def _kv(config: VllmConfig) -> tuple[tuple[int, ...], list[str]]:
         "the model has no attention": model.is_attention_free,
         "with tensor parallelism each rank has heads of its own": config.parallel_config.tensor_parallel_size > 1,
         "its values are of another size than its keys": getattr(model.hf_text_config, "v_head_dim", size) != size,
-        _COMPILED: is_compiled(config),
         "keys are rotated while the cache is written": any(getattr(passes, name, False) for name in _ROTATING_PASSES),
     }
     return (2, heads, size), [reason for reason, holds in reasons.items() if holds]
