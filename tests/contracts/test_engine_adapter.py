@@ -148,6 +148,38 @@ def point(name="p", layers=(0, 2), tensor_type="residual_stream", position="*", 
     )
 
 
+# Where requests end
+
+
+def three_letters(world):
+    """Return a prompt and three letters of its continuation, a token each."""
+    for number in range(20):
+        prompt = f"{number} prompts"
+        pieces = [chunk.text for chunk in world.stream(f"letters-{number}", [], prompt, max_tokens=60)]
+        text = "".join(pieces)
+        for at in range(5, 50):
+            three = pieces[at : at + 3]
+            if all(len(x) == 1 and x.isascii() and x.isprintable() for x in three) and text.count("".join(three)) == 1:
+                return prompt, "".join(three)
+    raise AssertionError("no continuation has three letters in a row")
+
+
+@pytest.mark.parametrize("end", ["limit", "stop string", "abort"])
+def test_no_probe_sees_a_position_past_the_last_token(world, end):
+    prompt, three = three_letters(world)
+    world.says["ends " + end] = lambda record: (
+        ProbeSignal(ProbeAction.ABORT) if end == "abort" and record.token_pos == len(prompt) + 7 else None
+    )
+    sampling = {"max_tokens": 20} if end == "limit" else {"max_tokens": 200}
+    sampling |= {"stop": (three,)} if end == "stop string" else {}
+    chunks = world.stream("ends " + end, [point()], prompt, **sampling)
+    assert chunks[-1].finish_reason == {"limit": "length", "stop string": "stop", "abort": "abort"}[end]
+    length = chunks[-1].prompt_tokens + sum(len(chunk.token_ids) for chunk in chunks)
+    seen = [position for position, layer in world.places("ends " + end) if layer == 0]
+    # The last token was sampled; it has a row of its own only where the engine went on past it.
+    assert seen in ([*range(length - 1)], [*range(length)])
+
+
 # Who may capture what
 
 

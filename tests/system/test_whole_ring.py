@@ -194,6 +194,12 @@ def test_worker_and_probe_host_killed_in_mid_generation(ring):
         assert isinstance(stream[-1], StreamEnded)
         for probe in ("quiet", "loud"):
             assert scored[request_id, probe] == list(range(stream[-1].last_pos + 1))
+    # Nothing past the end that a final names, whether it was reached or the request was stopped.
+    for verdict in ring.verdicts(VerdictKind.WATERMARK):
+        (final,) = finals[verdict.request_id]
+        if verdict.attempt == final.attempt:
+            scored_to = np.frombuffer(verdict.score_positions, "<i4").max(initial=-1)
+            assert scored_to < final.prompt_tokens + final.generated_tokens
     assert worker.terminate(90) == 0, ring.logs()
 
 
