@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Unpack
@@ -59,7 +60,7 @@ class Bench:
         }
         self.recording = folder / "frames"
         self.number = 0
-        self.cost: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}
+        self.cost: defaultdict[str, list[dict[str, float]]] = defaultdict(list)
         self._publishers = 0
         for name in LAYERS_OF:
             topic = Topic(name=f"bench.{name}", partitions=load.PARTITIONS, retention_ms=600_000)
