@@ -20,7 +20,7 @@ their own type, or the first alone where the second is None; the first two side 
 _ATTENTION = ("self_attn", "attn", "attention", "self_attention")
 _MIXERS = (*_ATTENTION, "mixer", "mamba", "linear_attn", "short_conv", "conv", "temporal_block", "mamba_mixer")
 _MLP = ("mlp", "block_sparse_moe", "feed_forward", "ffn", "moe")
-_FINAL_NORM = ("norm", "ln_f", "final_layernorm", "final_layer_norm", "norm_f")
+_FINAL_NORM = ("norm", "ln_f", "final_layernorm", "final_layer_norm", "norm_f", "embedding_norm")
 
 _TEXT_PART = ("get_language_model", "get_decoder")
 """Methods by which vLLM's and transformers' multimodal models name the part that generates text."""
@@ -141,7 +141,10 @@ class ModelMap:
 def _text_part(model: nn.Module) -> nn.Module:
     for name in _TEXT_PART:
         method = getattr(model, name, None)
-        part = method() if callable(method) else None
+        try:
+            part = method() if callable(method) else None
+        except NotImplementedError as exc:
+            raise CaptureError(f"{type(model).__name__} does not say which part of it generates text: {exc}") from exc
         if isinstance(part, nn.Module):
             return part
     return model

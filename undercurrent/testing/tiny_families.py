@@ -117,6 +117,36 @@ def _jamba(shape: Shape) -> dict[str, Any]:
     return {**_rotary(shape), **_experts("num_experts"), **every_second, "mamba_d_state": 16}
 
 
+def _lfm2(shape: Shape) -> dict[str, Any]:
+    """Attention in every second layer, a short convolution in the others."""
+    kinds = shape.alternating("conv", "full_attention")
+    # Published models name these, transformers' own class does not.
+    convolution = {"conv_dim": shape.width, "conv_dim_out": shape.width, "conv_L_cache": 3, "block_dim": shape.width}
+    convolution |= {"block_ff_dim": 2 * shape.width, "block_auto_adjust_ff_dim": False}
+    return {**_rotary(shape), **convolution, "layer_types": kinds, "tie_word_embeddings": True}
+
+
+def _smolvlm(shape: Shape) -> dict[str, Any]:
+    """As below, without positions of more than one dimension."""
+    vision = {
+        "num_hidden_layers": shape.layers,
+        "hidden_size": shape.width,
+        "intermediate_size": 2 * shape.width,
+        "num_attention_heads": shape.heads,
+        "image_size": 64,
+        "patch_size": 16,
+    }
+    text = {"model_type": "llama", **_rotary(shape)}
+    return {
+        "text_config": text,
+        "vision_config": vision,
+        "image_token_id": 260,
+        "scale_factor": 2,
+        **_marks(),
+        "pad_token_id": EOS_ID,
+    }
+
+
 def _qwen2_5_vl(shape: Shape) -> dict[str, Any]:
     """The vision tower is as deep and as wide as the text part: only the model itself says which is which."""
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 6, 6]}
@@ -141,8 +171,8 @@ _FAMILIES: Mapping[str, tuple[str, _Values]] = {
     "qwen2": ("qwen2", _rotary),
     "qwen3": ("qwen3", lambda shape: {**_rotary(shape), "head_dim": 32}),
     "gemma": ("gemma", lambda shape: {**_rotary(shape), "head_dim": 32}),
-    "gemma2": ("gemma2", lambda shape: {**_rotary(shape), **_windows(shape)}),
-    "gemma3": ("gemma3_text", lambda shape: {**_rotary(shape), **_windows(shape)}),
+    "gemma2": ("gemma2", lambda shape: {**_rotary(shape), **_windows(shape), "tie_word_embeddings": True}),
+    "gemma3": ("gemma3_text", lambda shape: {**_rotary(shape), **_windows(shape), "tie_word_embeddings": True}),
     "mixtral": ("mixtral", lambda shape: {**_rotary(shape), **_experts("num_local_experts")}),
     "qwen2_moe": (
         "qwen2_moe",
@@ -165,11 +195,22 @@ _FAMILIES: Mapping[str, tuple[str, _Values]] = {
         },
     ),
     "stablelm": ("stablelm", _rotary),
-    "phimoe": ("phimoe", lambda shape: {**_rotary(shape), **_experts("num_local_experts")}),
+    "phimoe": (
+        "phimoe",
+        # As the published models have it; an engine may take these biases for granted.
+        lambda shape: {
+            **_rotary(shape),
+            **_experts("num_local_experts"),
+            "attention_bias": True,
+            "lm_head_bias": True,
+        },
+    ),
     "falcon": ("falcon", _falcon),
     "gpt_neox": ("gpt_neox", lambda shape: {k: v for k, v in _rotary(shape).items() if k != "num_key_value_heads"}),
     "mamba": ("mamba", _mamba),
     "jamba": ("jamba", _jamba),
+    "lfm2": ("lfm2", _lfm2),
+    "smolvlm": ("smolvlm", _smolvlm),
     "qwen2_5_vl": ("qwen2_5_vl", _qwen2_5_vl),
 }
 

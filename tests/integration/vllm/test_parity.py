@@ -7,7 +7,7 @@ import copy
 import numpy as np
 import pytest
 from harness import LAYERS, TENSOR_TYPES, WIDTH
-from parity import problems
+from parity import problems, set_residual_mode
 
 from undercurrent.adapters.hf.oracle import HFOracle
 
@@ -106,11 +106,7 @@ def _tap_first(worker, mode):
     """In the worker: let residual taps read h alone, or what they read before."""
     from undercurrent.adapters.vllm import compat
 
-    taps = [t for t in compat.runtime_of(worker)._taps.taps if t.group.tensor_type == "residual_stream"]
-    before = taps[0].mode
-    for tap in taps:
-        tap.mode = mode
-    return before
+    return set_residual_mode(compat.runtime_of(worker)._taps, mode)
 
 
 def test_control_the_residual_as_h_instead_of_h_plus_r_fails(llama, models):

@@ -189,3 +189,19 @@ def test_the_choice_of_experts_in_a_compiled_model_is_refused():
     made = config(mode=CompilationMode.VLLM_COMPILE)
     assert "set enforce_eager" in why_not(made, "router_topk")
     assert "router_topk" not in row_shapes(made)
+
+
+@pytest.mark.parametrize("kind", ["residual_stream", "layer_input", "attn_out", "mlp_out"])
+def test_a_stream_that_is_divided_by_a_factor_in_float16_is_refused(kind):
+    from undercurrent.adapters.vllm.compat.parts import VLLMParts
+
+    block = nn.Module()
+    block.self_attn, block.mlp = nn.Linear(2, 2), nn.Linear(2, 2)
+    parts = VLLMParts((block,), nn.LayerNorm(2), SHAPES)
+    parts.source(kind, 0)
+    block.routed_scaling_factor = 2.5
+    parts.source(kind, 0)
+    block.half()
+    with pytest.raises(CaptureError, match=rf"layer 0 .Module.: {kind} is not captured in float16"):
+        parts.source(kind, 0)
+    assert parts.source("final_norm", 0).module is parts.final_norm

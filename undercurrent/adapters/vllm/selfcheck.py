@@ -108,7 +108,13 @@ def _note(tap: Tap, expected: dict[int, torch.Tensor]) -> Any:  # noqa: ANN401 -
 
 
 def _wanted(tap: Tap, values: tuple[Any, ...]) -> torch.Tensor:
-    tensors = [value.flatten(1) for value in values if isinstance(value, torch.Tensor)]
+    # Models of transformers keep a batch of one before their rows.
+    width = tap.group.width // 2 if tap.mode == BESIDE else tap.group.width
+    tensors = [
+        value.reshape(-1, width) if value.shape[:-2] == (1,) and value.shape[-1] == width else value.flatten(1)
+        for value in values
+        if isinstance(value, torch.Tensor)
+    ]
     if tap.mode == SUM and len(tensors) > 1:
         return tensors[0] + tensors[1]
     return torch.cat(tensors[:2], dim=1) if tap.mode == BESIDE else tensors[0].clone()

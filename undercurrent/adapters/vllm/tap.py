@@ -26,7 +26,7 @@ import torch
 
 from undercurrent.adapters.model_map import BESIDE, FIRST, SUM, WHOLE, ModelMap, Source
 from undercurrent.adapters.vllm.staging import Cuda, Device, Staging
-from undercurrent.adapters.vllm.tap_op import ROWS_SHIFT, copy_rows, tap_op
+from undercurrent.adapters.vllm.tap_op import ROWS_SHIFT, copy_rows, tap_op, unbatched
 from undercurrent.capture.points import TapGroup
 from undercurrent.errors import CaptureError
 
@@ -256,21 +256,24 @@ class TapSet:
             )
             return lambda x, r: op(x, r, beside, buffer, index, stamps, slot, step)
         slot, words = tap.slot, self._stamp_words
+        of_x = tap.group.width // 2 if beside else tap.group.width
 
         def by_shape(x: torch.Tensor, r: torch.Tensor | None) -> None:
-            # Another shape leaves the stamp old, and so the rows unbelieved.
-            if x.shape == self._shapes[slot]:
-                if r is None:
-                    self._targets[slot].copy_(x)
-                else:
-                    torch.add(x, r, out=self._targets[slot])
-                words[slot] = self._number
+            # The usual tensors are [rows, width] already: one comparison tells.
+            if x.shape != self._shapes[slot]:
+                by_size(x, r)
+                return
+            if r is None:
+                self._targets[slot].copy_(x)
+            else:
+                torch.add(x, r, out=self._targets[slot])
+            words[slot] = self._number
 
         def by_size(x: torch.Tensor, r: torch.Tensor | None) -> None:
-            if x.shape[0] == self._rows and copy_rows(x, r, beside, self._targets[slot]):
+            # Another number of rows leaves the buffer and the stamp as they were, and so the rows unbelieved.
+            if unbatched(x, of_x).shape[0] == self._rows and copy_rows(x, r, beside, self._targets[slot]):
                 words[slot] = self._number
 
-        # The usual tensors are [rows, width] already: one comparison tells.
         return by_size if beside or tap.source.inputs else by_shape
 
     def _when_armed(

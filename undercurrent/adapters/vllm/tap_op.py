@@ -39,32 +39,46 @@ def tap_op() -> Callable[..., None]:
     return op
 
 
-def copy_rows(x: torch.Tensor, r: torch.Tensor | None, beside: bool, target: torch.Tensor) -> bool:
-    """Write the rows of what a module gave; return whether they fit.
+def unbatched(x: torch.Tensor, width: int) -> torch.Tensor:
+    """Return what a module gave without the batch of one that models of transformers have before their rows.
 
     Args:
-        x: [n, ...].
+        x: [n, ...], or [1, n, width].
+        width: of a row.
+    """
+    return x[0] if x.dim() == 3 and x.shape[0] == 1 and x.shape[2] == width else x
+
+
+def copy_rows(x: torch.Tensor, r: torch.Tensor | None, beside: bool, target: torch.Tensor) -> int:
+    """Write the rows of what a module gave; return how many there were, 0 where they do not fit.
+
+    Args:
+        x: [n, ...], or [1, n, width].
         r: None, or as x.
         beside: x and r side by side in one row, else their sum, in their own type as the model itself adds them.
         target: [most rows, width]; rows beyond it, which only a padded batch has, are left out.
     """
-    rows, (most, width) = x.shape[0], target.shape
+    most, width = target.shape
     of_x = width // 2 if beside else width
-    if x.numel() != rows * of_x or (r is not None and r.shape != x.shape) or (beside and r is None):
-        return False
+    if (r is not None and r.shape != x.shape) or (beside and r is None):
+        return 0
+    x = unbatched(x, of_x)
+    rows = int(x.shape[0])
+    if x.numel() != rows * of_x:
+        return 0
     x = x.reshape(rows, of_x)[:most]
     target = target[:rows]
     if r is None:
         target.copy_(x)
-        return True
-    r = r.reshape(rows, of_x)[:most]
+        return rows
+    r = unbatched(r, of_x).reshape(rows, of_x)[:most]
     if beside:
         target[:, :of_x].copy_(x)
         target[:, of_x:].copy_(r)
     else:
         # Out of place: both are still needed.
         torch.add(x, r, out=target)
-    return True
+    return rows
 
 
 def _tap(
@@ -77,8 +91,9 @@ def _tap(
     slot: int,
     step: torch.Tensor,
 ) -> None:
-    if copy_rows(x, r, beside, buffer[:, layer]):
-        torch.add(step, x.shape[0] << ROWS_SHIFT, out=stamps[slot : slot + 1])
+    rows = copy_rows(x, r, beside, buffer[:, layer])
+    if rows:
+        torch.add(step, rows << ROWS_SHIFT, out=stamps[slot : slot + 1])
 
 
 def _tap_on_cpu(

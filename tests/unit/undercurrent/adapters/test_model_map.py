@@ -49,6 +49,15 @@ def test_the_search_starts_at_the_text_part(method):
     assert ModelMap.of(model, LAYERS, WIDTH).layers == tuple(model.language_model.layers)
 
 
+def test_a_model_that_does_not_say_what_its_text_part_is_is_refused():
+    class Silent(Tower):
+        def get_language_model(self):
+            raise NotImplementedError("nothing is marked")
+
+    with pytest.raises(CaptureError, match=r"Silent does not say which part .* nothing is marked"):
+        ModelMap.of(Silent(), LAYERS, WIDTH)
+
+
 def test_two_lists_that_fit_are_refused():
     with pytest.raises(CaptureError, match=r"Pictures: .* found: visual, language_model"):
         ModelMap.of(Pictures(None), LAYERS, WIDTH)

@@ -72,7 +72,6 @@ def features_of(config: VllmConfig) -> list[str]:
         "pooling models": model.runner_type != "generate",
         "encoder-decoder models": model.is_encoder_decoder,
         "diffusion models": model.is_diffusion,
-        "multimodal models": model.is_multimodal_model,
         "prompt embeddings": model.enable_prompt_embeds,
         "kv_sharing_fast_prefill": config.cache_config.kv_sharing_fast_prefill,
         "KV transfer": config.kv_transfer_config is not None,

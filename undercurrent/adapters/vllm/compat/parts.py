@@ -36,6 +36,7 @@ _ROUTERS = (CPURouter, CustomRoutingRouter, FusedTopKBiasRouter, FusedTopKRouter
 _CHOICE = "_undercurrent_choice"
 _COMPARED_EXPERTS = ("mixtral", "qwen2_moe")
 _COMPILED = "no test compares it in a compiled model (set enforce_eager)"
+_SCALED = ("residual_stream", "layer_input", "attn_out", "mlp_out")
 
 
 def row_shapes(config: VllmConfig) -> dict[str, tuple[int, ...]]:
@@ -116,6 +117,11 @@ class VLLMParts(ModelMap):
         Raises:
             CaptureError: the layer has no such part, or none that is understood.
         """
+        if tensor_type in _SCALED and _scales_its_stream(self.layers[layer]):
+            raise CaptureError(
+                f"layer {layer} ({type(self.layers[layer]).__name__}): {tensor_type} is not captured in float16, in "
+                "which this model divides its residual stream by a factor; use bfloat16"
+            )
         if tensor_type not in {"kv", "router_topk"}:
             # Not `super()`: a dataclass with slots is another class than the one that this function was made in.
             return ModelMap.source(self, tensor_type, layer)
@@ -126,6 +132,12 @@ class VLLMParts(ModelMap):
             raise CaptureError(f"{name}: tensor_type {tensor_type} is not captured of this model")
         read = _attention if tensor_type == "kv" else _choice
         return read(block, shape, name)
+
+
+def _scales_its_stream(block: nn.Module) -> bool:
+    """Whether a layer divides its stream so that it does not overflow; norms do not tell, so no self-check would."""
+    in_float16 = any(parameter.dtype is torch.float16 for parameter in block.parameters())
+    return in_float16 and hasattr(block, "routed_scaling_factor")
 
 
 def parts_of(model: nn.Module, config: VllmConfig) -> VLLMParts:

@@ -151,5 +151,9 @@ class RunnerV1:
         ids = self._runner.input_ids
         ids.np[: len(token_ids)] = token_ids
         ids.copy_to_gpu(len(token_ids))
+        if self._runner.supports_mm_inputs:
+            # Such a model is run on embeddings, which a dummy run leaves as the last step left them.
+            rows = slice(len(token_ids))
+            self._runner.inputs_embeds.gpu[rows].copy_(self.model.embed_input_ids(ids.gpu[rows]))
         # No graphs and no LoRA: what is checked is the plain module.
         self._runner._dummy_run(len(token_ids))  # noqa: SLF001 - compat is where private names are read

@@ -8,14 +8,22 @@ from pathlib import Path
 import pytest
 
 from undercurrent.adapters.vllm import support
-from undercurrent.adapters.vllm.support import COMBINATIONS, FEATURES, Combination, Status, find, reasons_against
+from undercurrent.adapters.vllm.support import (
+    COMBINATIONS,
+    FEATURES,
+    MODELS,
+    Combination,
+    Status,
+    find,
+    reasons_against,
+)
 
 ROOT = Path(__file__).parents[5]
 PLAIN = Combination("v1", "eager", "sync", "1")
 
 
 def test_every_test_that_a_row_names_exists():
-    for row in (*COMBINATIONS, *FEATURES):
+    for row in (*COMBINATIONS, *FEATURES, *MODELS):
         if row.status is Status.PASSED:
             path, name = row.detail.split("::")
             assert re.search(rf"^def {name}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE), row.detail
@@ -63,6 +71,6 @@ def test_what_no_row_names_is_not_run_and_may_be_allowed(monkeypatch):
 def test_the_table_has_one_line_for_each_row():
     text = support.render()
     lines = [line for line in text.splitlines() if line.startswith("| ")]
-    assert len(lines) == len(COMBINATIONS) + len(FEATURES) + 4
+    assert len(lines) == len(COMBINATIONS) + len(FEATURES) + len(MODELS) + 4
     assert "| v1 | eager | sync | 1 | passed | `tests/" in text
     assert len({line.count("|") for line in text.split("\n\n")[0].splitlines()}) == 1

@@ -91,6 +91,27 @@ def test_two_inputs_stand_side_by_side_whatever_their_shape(way):
     assert np.array_equal(rows(taps, 3), torch.cat([h.flatten(1), r.flatten(1)], 1).numpy())
 
 
+@pytest.mark.parametrize("at", [FIRST, SUM])
+def test_a_batch_of_one_before_the_rows_is_left_out(way, at):
+    """Modules of transformers keep it."""
+    module = Part()
+    taps = taps_of(way, Source(module, at))
+    plain = taps_of(way, Source(Part(), at))
+    for taken, h in ((taps, numbered(3)[None]), (plain, numbered(3))):
+        taken.arm(1, 3)
+        taken.taps[0].module(None, h)
+        assert taken.stale(1, 3) == frozenset()
+    assert np.array_equal(rows(taps, 3), rows(plain, 3))
+
+
+def test_several_batches_before_the_rows_are_not_believed(way):
+    module = Part()
+    taps = taps_of(way, Source(module))
+    taps.arm(1, 3)
+    module(None, torch.zeros(4, 3, WIDTH))
+    assert taps.stale(1, 3)
+
+
 def test_an_input_is_found_by_place_and_by_name(way):
     source = Source(Part(), SUM, ("h", "r"))
     taps = taps_of(way, source)
