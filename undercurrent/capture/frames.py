@@ -153,10 +153,11 @@ class Loss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drop:
-    """Rows that were captured and given up, declared before the next step frame of their streams.
+    """Rows that will never come, declared before the next step frame of their streams.
 
     Args:
-        reason: `ring_full` or `stale_tap`.
+        reason: `ring_full` or `stale_tap` of rows that were given up, `cached` of positions that were never computed;
+            who reads the ring adds `unconfirmed`.
         losses: one per stream.
         dropped_at_us: microseconds since the Unix epoch.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from undercurrent.capture.frames import Drop, Loss, encode
-from undercurrent.capture.plan import Lane
+from undercurrent.capture.plan import Lane, Stream
 from undercurrent.capture.sides import RingWriter
 
 # So many fit the smallest ring.
@@ -36,21 +36,36 @@ class Losses:
             lane: of the current step.
             reason: as in `Drop`.
         """
-        losses = self._by_reason.setdefault(reason, {})
         first = 0
         for stream, count in zip(lane.streams, lane.counts, strict=True):
             low, high = int(lane.positions[first]), int(lane.positions[first + count - 1])
             first += count
-            stream.dropped += count
-            before = losses.get(stream.number)
-            losses[stream.number] = Loss(
-                stream=stream.number,
-                messages=1 + (before.messages if before else 0),
-                rows=count + (before.rows if before else 0),
-                first_pos=before.first_pos if before else low,
-                last_pos=high,
-            )
+            self._note(stream, count, low, high, reason)
         self._writer.count_dropped(len(lane.rows))
+
+    def add_positions(self, stream: Stream, positions: range, reason: str) -> None:
+        """Give up the rows of positions that no lane has.
+
+        Args:
+            stream: whose.
+            positions: ascending; none is nothing.
+            reason: as in `Drop`.
+        """
+        if positions:
+            self._note(stream, len(positions), positions[0], positions[-1], reason)
+            self._writer.count_dropped(len(positions))
+
+    def _note(self, stream: Stream, rows: int, low: int, high: int, reason: str) -> None:
+        losses = self._by_reason.setdefault(reason, {})
+        before = losses.get(stream.number)
+        stream.dropped += rows
+        losses[stream.number] = Loss(
+            stream=stream.number,
+            messages=1 + (before.messages if before else 0),
+            rows=rows + (before.rows if before else 0),
+            first_pos=before.first_pos if before else low,
+            last_pos=high,
+        )
 
     def declare(self, *, wait: bool) -> bool:
         """Write drop frames; return whether nothing is left to declare.

@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from undercurrent.capture.emission import Emission
-from undercurrent.capture.frames import STEP_HEAD, Close, Fault, Rewind, encode
+from undercurrent.capture.frames import STEP_HEAD, Close, Fault, encode
+from undercurrent.capture.jumps import Jumps
 from undercurrent.capture.losses import Losses
 from undercurrent.capture.opening import opening, slot_of
 from undercurrent.capture.plan import Batch, Plan, Request, Stream
@@ -78,6 +79,7 @@ class Tracker:
         self._lanes = 0
         self._streams = 0
         self._losses = Losses(writer, clock_us)
+        self._jumps = Jumps(writer, self._losses, clock_us)
         self._tails = Tails(self._emission, self._losses, writer.lengths)
         self._step = 0
         self.set_points(points, buffers)
@@ -347,7 +349,7 @@ class Tracker:
             self._needed = self._checked(plan, batch) if self._check_plans else None
             return plan
         self._retire()
-        self._look_back(batch)
+        self._jumps.follow(batch, self._requests)
         self._plan = plan = self._build(batch)
         self._lanes += len(plan.lanes)
         if self._machine_code:
@@ -367,28 +369,6 @@ class Tracker:
         for lane, other in zip(plan.lanes, needed.lanes, strict=True):
             if lane.position_bytes != other.position_bytes:
                 raise CaptureError("the positions of the plan in use differ from those that this step needs")
-
-    def _look_back(self, batch: Batch) -> None:
-        """Take back what was captured of positions that are computed again, now of other tokens."""
-        computed = batch.computed[: len(batch.engine_ids)].tolist()
-        for slot, engine_id in enumerate(batch.engine_ids):
-            request = self._requests.get(engine_id)
-            if request is None or computed[slot] >= request.done:
-                continue
-            row = int(batch.starts[slot])
-            end = int(batch.starts[slot + 1]) if batch.kept is None else row + int(batch.kept[slot])
-            position = request.differs_at(computed[slot], batch.token_ids[row:end])
-            if position >= 0:
-                self._rewind(request, position)
-
-    def _rewind(self, request: Request, position: int) -> None:
-        self._losses.declare(wait=True)
-        request.rewind(position)
-        for stream in request.streams:
-            if stream.last_pos >= position:
-                rewind = Rewind(stream=stream.number, first_pos=position, rewound_at_us=self._clock_us())
-                self._writer.put_control(*encode(rewind))
-                stream.last_pos = position - 1
 
     def _build(self, batch: Batch) -> Plan:
         return build_plan(self._lanes, batch, self._requests, tuple(self._points.values()), self._max_rows)

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 OTHER = "other"
 
 PAUSE_REASONS = ("backlog", "reading_back", "proving", "partition_counts", "leaving")
-DROP_REASONS = ("ring_full", "stale_tap", "too_large", "unconfirmed")
+DROP_REASONS = ("ring_full", "stale_tap", "cached", "too_large", "unconfirmed")
 FAULT_KINDS = ("bad_order", "capture_error", "orphaned")
 OUTCOMES = ("completed", "aborted", "failed")
 ABORT_STAGES = ("published", "decided", "received", "applied")

@@ -101,6 +101,30 @@ def test_positions_that_came_from_elsewhere_come_in_order_once_they_are_computed
         assert [r.first_pos for r in stream.rewinds] == [2]
 
 
+def test_positions_that_came_from_elsewhere_are_declared_lost():
+    """A request that was preempted in its prompt, and finds more of it in the prefix cache than it had computed."""
+    with one_request(("all", "last", "norm", "until_prompt", "shared", "coded")) as (tracker, log):
+        feed(tracker, 1, 0, [1])
+        feed(tracker, 2, 3, [4])
+        for step in range(70):
+            feed(tracker, 3 + step, 4 + step, [10 + step])
+        tracker.close("one")
+        log.read()
+        for name, positions, lost in (
+            ("all", [0, *range(3, 74)], [(1, 2, 2)]),
+            ("last", [3], []),
+            ("norm", [0, 3], [(1, 2, 2)]),
+            ("until_prompt", [3], [(1, 2, 2)]),
+            ("shared", list(range(4, 74)), []),
+            ("coded", [0, *range(3, 74)], [(1, 2, 2)]),
+        ):
+            stream = log.streams["one", 0, name]
+            assert stream.positions == positions
+            assert [(loss.first_pos, loss.last_pos, loss.rows) for loss in stream.losses] == lost
+            assert (stream.closed.emitted, stream.closed.dropped) == (len(positions), sum(rows for *_, rows in lost))
+            assert stream.rewinds == []
+
+
 def test_other_weights_end_every_stream():
     with one_request(("all", "norm")) as (tracker, log):
         feed(tracker, 1, 0, [1, 2, 3, 4])
