@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
 
 from undercurrent.adapters.vllm.settings import DEFAULT_MAX_TAP_BYTES, CaptureSettings
 from undercurrent.capture.server_orders import ServerRules
-from undercurrent.errors import ConfigError
+from undercurrent.errors import ConfigError, SpecValidationError
 from undercurrent.kafka.settings import KafkaSettings
 from undercurrent.pipeline import connection, read_sections, topic_plan
 from undercurrent.service.config import naming, validated
@@ -141,7 +141,7 @@ def server_config(path: Path) -> ServerConfig:
 
     Raises:
         ConfigError: naming the file, the key and what is wrong with it.
-        SpecError: the points cannot be read, or a pipeline cannot honour them.
+        SpecError: the points cannot be read, or a bare server cannot honour them.
     """
     with naming(path):
         sections = read_sections(path)
@@ -150,6 +150,7 @@ def server_config(path: Path) -> ServerConfig:
             raise ConfigError("points: is missing; it names the file of the extraction points, beside this one")
         points = load_yaml_file(path.parent / str(sections["points"]))
         check_pipeline(points)
+        _check_ends(points)
         static = own.capture.static
         if not isinstance(static, bool) and (unknown := sorted(set(static) - set(points.names))):
             raise ConfigError(
@@ -157,6 +158,18 @@ def server_config(path: Path) -> ServerConfig:
             )
         kafka = connection(sections, os.environ.get("UNDERCURRENT_BOOTSTRAP_SERVERS") or None)
         return ServerConfig(path=path, kafka=kafka, plan=topic_plan(sections, path.parent), points=points, own=own)
+
+
+def _check_ends(points: ProbeSpec) -> None:
+    # The worker hears of an end some steps late: how far it has computed by then does not say which token was the last.
+    for point in points:
+        if point.needs_final_length:
+            raise SpecValidationError(
+                f"{point.position.to_raw()!r} counts from the end, and nobody says on a bare server where that is: run "
+                "an engine worker, or name a position from the start",
+                point=point.name,
+                field="position",
+            )
 
 
 def server_capture(path: Path) -> CaptureSettings:
@@ -167,7 +180,7 @@ def server_capture(path: Path) -> CaptureSettings:
 
     Raises:
         ConfigError: naming the file, the key and what is wrong with it.
-        SpecError: the points cannot be read, or a pipeline cannot honour them.
+        SpecError: the points cannot be read, or a bare server cannot honour them.
     """
     config = server_config(path)
     capture = config.own.capture

@@ -66,6 +66,13 @@ def test_a_point_that_a_pipeline_cannot_honour_is_refused(write):
         server_config(write(spec=[inline]))
 
 
+@pytest.mark.parametrize("position", ["generated[-1]", "generated[-3]+1"])
+def test_a_position_that_counts_from_the_end_is_refused(write, position):
+    with pytest.raises(SpecError, match=r"last.*position.*counts from the end") as error:
+        server_config(write(spec=[POINT, {**POINT, "name": "last", "position": position}]))
+    assert position in str(error.value)
+
+
 def test_a_worker_captures_as_the_file_says(write):
     path = write(capture={"max_tap_mib": 3, "block_timeout_s": 0.5, "check_plans": True})
     found = s.settings_of({"undercurrent": {"settings": str(path)}})
