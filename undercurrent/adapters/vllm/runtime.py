@@ -196,8 +196,9 @@ class WorkerCapture:
         known: dict[str, CapturePoint] = {p.name: p for p in (*captured, *self._tracker.used_points)}
         taps = self.taps.prepare(tap_groups(tuple(known.values())))
         self._tracker.set_points(tuple(known.values()), taps.rows_as_bytes())
-        self.taps.use(taps)
+        # First: if they cannot be put on now, they stay silent, and their rows are declared lost.
         self._taps = taps
+        self.taps.use(taps)
         self._known = frozenset(point.name for point in points)
 
     def on_weights(self, how: str) -> None:

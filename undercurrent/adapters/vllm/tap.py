@@ -211,6 +211,8 @@ class TapSet:
     def forget(self) -> None:
         """Believe no row that was copied until now: the numbers of steps may begin anew."""
         self._stamps.zero_()
+        # Taps in a graph go on stamping the last number, which would come again.
+        self._set_step(0)
 
     def install(self) -> None:
         """Wrap the modules; those that are wrapped already stay so below.

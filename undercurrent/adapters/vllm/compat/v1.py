@@ -155,5 +155,5 @@ class RunnerV1:
             # Such a model is run on embeddings, which a dummy run leaves as the last step left them.
             rows = slice(len(token_ids))
             self._runner.inputs_embeds.gpu[rows].copy_(self.model.embed_input_ids(ids.gpu[rows]))
-        # No graphs and no LoRA: what is checked is the plain module.
+        # Through the graph of this size, once vLLM has captured one; without a LoRA adapter.
         self._runner._dummy_run(len(token_ids))  # noqa: SLF001 - compat is where private names are read

@@ -236,6 +236,17 @@ def test_rows_of_a_device_are_those_of_the_step_when_stale_has_said_so():
         assert np.array_equal(rows(taps, 3), before if step == 2 else numbered(3).numpy() + step + 1)
 
 
+@pytest.mark.parametrize("way", [Way.OP, Way.GRAPH], ids=["op", "graph"])
+def test_a_step_that_was_forgotten_is_not_stamped_again(way):
+    module = Part()
+    taps = taps_of(way, Source(module))
+    taps.arm(1, 3)
+    module(None, numbered(3))
+    taps.forget()
+    module(None, numbered(3))
+    assert len(taps.stale(1, 3)) == 1
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_a_cuda_graph_replays_the_taps_without_python():
     device = torch.device("cuda")
@@ -263,6 +274,10 @@ def test_a_cuda_graph_replays_the_taps_without_python():
         assert np.array_equal(rows(taps, count, 1), rows(taps, count, 0).clip(min=0))
     taps.arm(4, 1)
     assert len(taps.stale(4, 1)) == 1
+    taps.arm(5, 1)
+    taps.forget()
+    graph.replay()
+    assert len(taps.stale(5, 1)) == 1
 
 
 def test_the_op_declares_what_it_writes():
