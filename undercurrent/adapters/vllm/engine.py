@@ -14,17 +14,16 @@ import os
 import tempfile
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from undercurrent.adapters.base import EngineDelta, EngineInfo, EngineRequest
 from undercurrent.adapters.checks import checked_request
-from undercurrent.adapters.fingerprint import model_fingerprint
+from undercurrent.adapters.vllm.outline import Outline, info_of, outline_of
 from undercurrent.adapters.vllm.params import sampling_params
 from undercurrent.adapters.vllm.priority import NICE_ON_CPU, lower
 from undercurrent.adapters.vllm.settings import DEFAULT_MAX_TAP_BYTES, CaptureSettings, additional_config
-from undercurrent.adapters.vllm.support import Combination
 from undercurrent.adapters.vllm.version_check import check_vllm_version
 from undercurrent.capture.ring import Ring
 from undercurrent.errors import BadRequestError, CaptureError, ConfigError, EngineDeadError, EngineError
@@ -43,22 +42,6 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 _SHUTDOWN_S = 10.0
 _EXTENSION = "undercurrent.adapters.vllm.worker_extension.ProbingWorkerExtension"
-
-
-class Outline(NamedTuple):
-    """What an engine's configuration says.
-
-    Args:
-        layers: decoder layers.
-        width: hidden size.
-        dtype: NumPy name of the model's element type.
-        combination: of runner, compile mode, schedule and parallelism.
-    """
-
-    layers: int
-    width: int
-    dtype: str
-    combination: Combination
 
 
 class VLLMEngine:
@@ -152,14 +135,10 @@ class VLLMEngine:
             CaptureError: a point, or something that the engine is configured with, does not go with capture; by name.
         """
         check_vllm_version()
-        from undercurrent.adapters.vllm import compat
-
         try:
-            config = self._config()
+            return outline_of(self._config())
         finally:
             self._drop_settings()
-        layers, width, dtype = compat.model_shape(config)
-        return Outline(layers, width, dtype, compat.combination_of(config, v2_runner=config.use_v2_model_runner))
 
     async def start(self) -> None:
         """Load the model and be ready to generate.
@@ -196,7 +175,7 @@ class VLLMEngine:
             raise EngineDeadError(f"vLLM did not start: {exc}") from exc
         self._lower_priority(child.pid for child in multiprocessing.active_children() if child.pid not in others)
         self._seeds_are_fatal = compat.seeds_stop_the_engine(config)
-        self._info = await self._describe(config, version)
+        self._info = await info_of(config, self._model, self._name, version)
 
     def _lower_priority(self, pids: Iterable[int | None]) -> None:
         from vllm.platforms import current_platform
@@ -251,25 +230,6 @@ class VLLMEngine:
             # The worker checks the same; here it is said before a process has started.
             compat.capture_points(config, self._points)
         return config
-
-    async def _describe(self, config: Any, version: str) -> EngineInfo:  # noqa: ANN401 - a VllmConfig
-        import torch
-
-        from undercurrent.adapters.vllm import compat
-
-        model = config.model_config
-        folder = Path(self._model)
-        fingerprint = await asyncio.to_thread(model_fingerprint, folder) if folder.is_dir() else ""
-        return EngineInfo(
-            model=self._name,
-            model_fingerprint=fingerprint,
-            dtype=str(model.dtype).removeprefix("torch."),
-            layers=model.get_total_num_hidden_layers(),
-            width=model.get_hidden_size(),
-            max_model_len=model.max_model_len,
-            versions={"vllm": version, "torch": torch.__version__},
-            row_shapes=compat.row_shapes(config),
-        )
 
     async def set_points(self, points: Sequence[ExtractionPoint]) -> None:
         """Let requests order exactly these points from now on; streams that are open keep theirs.
