@@ -17,7 +17,8 @@ from undercurrent.errors import ConfigError, ProbingError, TopicError, Unreachab
 from undercurrent.kafka.events import PartitionEvent, PartitionProblem
 from undercurrent.kafka.publisher import Delivery, DeliveryError
 from undercurrent.kafka.records import Partition
-from undercurrent.protocol.messages import GenerationEvent, PromptRequest
+from undercurrent.protocol.labels import label_key
+from undercurrent.protocol.messages import GenerationEvent, Label, PromptRequest
 from undercurrent.topics import TopicPlan, partition_of
 
 logger = logging.getLogger(__name__)
@@ -27,10 +28,10 @@ FETCH_RECORDS = 500
 
 
 class SubmitError(ProbingError):
-    """A prompt did not reach the topic.
+    """A prompt, or a label of one, did not reach the topic.
 
     Args:
-        request_id: its id.
+        request_id: its id; of a label its key, `request_id|name|source`.
         reason: what the client or the broker said.
     """
 
@@ -88,7 +89,7 @@ class PromptProducer:
 
     @property
     def failed(self) -> Mapping[str, str]:
-        """Why prompts did not reach the topic, by request id."""
+        """Why prompts and labels did not reach their topics, by request id and label's key."""
         return self._failed
 
     def submit(self, prompt: str | Prompt | PromptRequest, **fields: Any) -> str:  # noqa: ANN401 - fields of Prompt
@@ -104,23 +105,13 @@ class PromptProducer:
             SubmitError: the client refuses this prompt, as too large; `failed` has it too.
             UnreachableError: the client took no more records for `send_timeout_s`.
         """
-        request = self._request(prompt, fields)
-        value = self._codec.encode(request)
+        request, labels = self._request(prompt, fields)
         request_id = request.request_id
-        self._pending.add(request_id)
-        deadline = time.monotonic() + self._settings.send_timeout_s
-        while (error := self._produce(request_id, value)) is not None:
-            if not error.queue_full:
-                self._pending.discard(request_id)
-                self._failed[request_id] = error.reason
-                raise SubmitError(request_id, error.reason)
-            if time.monotonic() >= deadline:
-                self._pending.discard(request_id)
-                raise UnreachableError(
-                    f"no room for prompt {request_id} in {self._settings.send_timeout_s:g} s: {error.reason}"
-                )
-            self._connection.writer.poll(POLL_S)
-        self._connection.writer.poll(0.0)
+        value = self._codec.encode(request)
+        self._send(self._topics.prompts, request_id, value, partition_of(request_id, self._partitions))
+        for label in labels:
+            key = label_key(label.request_id, label.name, label.source)
+            self._send(self._topics.labels, key, self._codec.encode(label), -1)
         return request_id
 
     def flush(self, timeout_s: float | None = None) -> None:
@@ -204,28 +195,43 @@ class PromptProducer:
         if late:
             raise UnreachableError(f"{late} prompts were not acknowledged in {wait_s:g} s")
 
-    def _request(self, prompt: str | Prompt | PromptRequest, fields: Mapping[str, Any]) -> PromptRequest:
+    def _send(self, topic: str, key: str, value: bytes, partition: int) -> None:
+        self._pending.add(key)
+        deadline = time.monotonic() + self._settings.send_timeout_s
+        while (error := self._produce(topic, key, value, partition)) is not None:
+            if not error.queue_full:
+                self._pending.discard(key)
+                self._failed[key] = error.reason
+                raise SubmitError(key, error.reason)
+            if time.monotonic() >= deadline:
+                self._pending.discard(key)
+                raise UnreachableError(
+                    f"no room for prompt {key} in {self._settings.send_timeout_s:g} s: {error.reason}"
+                )
+            self._connection.writer.poll(POLL_S)
+        self._connection.writer.poll(0.0)
+
+    def _request(
+        self, prompt: str | Prompt | PromptRequest, fields: Mapping[str, Any]
+    ) -> tuple[PromptRequest, list[Label]]:
         if isinstance(prompt, PromptRequest):
-            return prompt
+            return prompt, []
         made = check({"prompt": prompt, **fields}) if isinstance(prompt, str) else prompt
         if isinstance(made, str):
             raise ConfigError(made)
-        return made.request(self._now_us())
+        request = made.request(self._now_us())
+        return request, made.label_messages(request)
 
-    def _produce(self, request_id: str, value: bytes) -> DeliveryError | None:
+    def _produce(self, topic: str, key: str, value: bytes, partition: int) -> DeliveryError | None:
         def delivered(delivery: Delivery) -> None:
-            self._pending.discard(request_id)
+            self._pending.discard(key)
             if delivery.error is not None:
-                self._failed[request_id] = delivery.error.reason
-            else:
-                self._offsets[request_id] = delivery.offset
+                self._failed[key] = delivery.error.reason
+            elif topic == self._topics.prompts:
+                self._offsets[key] = delivery.offset
 
         return self._connection.writer.produce(
-            self._topics.prompts,
-            value,
-            key=request_id.encode(),
-            partition=partition_of(request_id, self._partitions),
-            on_delivery=delivered,
+            topic, value, key=key.encode(), partition=partition, on_delivery=delivered
         )
 
     def _count_partitions(self) -> int:

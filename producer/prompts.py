@@ -13,15 +13,16 @@ import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import uuid_utils
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from undercurrent.protocol.messages import PromptRequest, Sampling
+from undercurrent.protocol.messages import Label, LabelValue, PromptRequest, Sampling
 
 MAX_ID_CHARS = 256
 MAX_DEADLINE_S = 1e9
+_Word = Annotated[str, Field(min_length=1, pattern=r"^[^|]+$")]
 
 
 class Prompt(BaseModel):
@@ -40,6 +41,9 @@ class Prompt(BaseModel):
         priority: lower runs first where the engine supports it.
         metadata: the sender's own words.
         traceparent: W3C trace context.
+        labels: what is known of it already, by name: positive, negative or unknown. They go to the topic of labels,
+            never to an engine.
+        label_source: who says so.
 
     The rest are the sampling parameters of `Sampling`, under their own names.
     """
@@ -60,6 +64,8 @@ class Prompt(BaseModel):
     priority: int = 0
     metadata: dict[str, str] = Field(default_factory=dict)
     traceparent: str | None = None
+    labels: dict[_Word, Literal["positive", "negative", "unknown"]] = Field(default_factory=dict)
+    label_source: _Word = "prompt"
 
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
@@ -104,6 +110,23 @@ class Prompt(BaseModel):
             created_at_us=now_us,
             traceparent=self.traceparent,
         )
+
+    def label_messages(self, request: PromptRequest) -> list[Label]:
+        """Return what is known of the prompt already, as messages.
+
+        Args:
+            request: the message that was made of this prompt.
+        """
+        return [
+            Label(
+                request_id=request.request_id,
+                name=name,
+                value=LabelValue(value),
+                source=self.label_source,
+                created_at_us=request.created_at_us,
+            )
+            for name, value in self.labels.items()
+        ]
 
 
 def new_request_id() -> str:

@@ -25,6 +25,7 @@ ORDER = (
     "ControlAck",
     "ProbeVerdict",
     "ProbeHeartbeat",
+    "Label",
 )
 
 INTRO = """\

@@ -31,6 +31,7 @@
     ├── EngineError              an engine refuses a request or died
     │   ├── BadRequestError      this request, for a reason its sender can mend
     │   └── EngineDeadError      the engine as a whole
+    ├── DatasetError             a folder of recorded activations, or a file of labels, cannot be used
     └── ReplayError              a recorded range cannot be replayed
 
 Whoever catches `ProbingError` catches them all.
@@ -206,3 +207,7 @@ class EngineDeadError(EngineError):
 
 class ReplayError(ProbingError):
     """A recorded range cannot be replayed."""
+
+
+class DatasetError(ProbingError):
+    """A folder of recorded activations, or a file of labels, cannot be used: the file and field are named."""

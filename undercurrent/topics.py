@@ -7,6 +7,7 @@
     control.acks         1   request_id   delete
     verdicts             V   request_id   delete
     probe.state          A   probe, partition, stream   compact
+    labels               V   request_id, name, source   compact
     <topic>.dlq          as its source
 
 A topic that holds several records of one key is never compacted: compaction keeps the last one and so destroys streams.
@@ -83,7 +84,7 @@ class TopicPlan:
         points: names of the extraction points.
         prompt_partitions: P, of prompts and generations.
         activation_partitions: A, of each point's activations.
-        verdict_partitions: V.
+        verdict_partitions: V, of verdicts and labels.
         prompts_retention_ms: of prompts.
         generations_retention_ms: of generations, verdicts and acks.
         activations_retention_ms: of activations.
@@ -155,6 +156,11 @@ class TopicPlan:
         """Name of the compacted topic of probe states."""
         return f"{self.prefix}.probe.state"
 
+    @property
+    def labels(self) -> str:
+        """Name of the compacted topic of labels."""
+        return f"{self.prefix}.labels"
+
     def activations(self, point: str) -> str:
         """Return the name of a point's activations topic.
 
@@ -197,6 +203,9 @@ class TopicPlan:
             retention_ms=kept_ms,
             compact=True,
             streams=False,
+        )
+        yield Topic(
+            name=self.labels, partitions=self.verdict_partitions, retention_ms=kept_ms, compact=True, streams=False
         )
         for point in self.points:
             yield Topic(

@@ -50,6 +50,12 @@ class Tree(LazyGroup):
         "replay": LazyCommand(
             target="probe_consumers.replay_cli:app", help="Run probes again on recorded activations and compare."
         ),
+        "dataset": LazyCommand(
+            target="probe_consumers.dataset_cli:app", help="Recorded activations as a folder, and back.", group=True
+        ),
+        "labels": LazyCommand(
+            target="probe_consumers.labels_cli:app", help="Label requests, at once or days later.", group=True
+        ),
         "tail": LazyCommand(target="undercurrent.cli.tail:app", help="Print a topic's messages as JSON lines."),
     }
 

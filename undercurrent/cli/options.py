@@ -38,3 +38,10 @@ Engine = Annotated[
     EngineKind | None,
     typer.Option("--engine", help="What runs the model; the configuration's engine.kind without it. hf needs no vLLM."),
 ]
+PointsFile = Annotated[
+    Path | None,
+    typer.Option("--points", exists=True, dir_okay=False, help="Extraction points, instead of the configuration's."),
+]
+Prefix = Annotated[
+    str | None, typer.Option("--prefix", help="First part of each name, instead of the configuration's.")
+]

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from undercurrent.cli.options import Bootstrap, ConfigFile
+from undercurrent.cli.options import Bootstrap, ConfigFile, PointsFile, Prefix
+from undercurrent.cli.planning import plan_of
 from undercurrent.cli.tables import write_table
 
 if TYPE_CHECKING:
-    from undercurrent.topics import Topic, TopicPlan
+    from undercurrent.topics import Topic
 
 app = typer.Typer(help="Plan, create and check the topics.", no_args_is_help=True, add_completion=False)
 
-PointsFile = Annotated[
-    Path | None,
-    typer.Option("--points", exists=True, dir_okay=False, help="Extraction points, instead of the configuration's."),
-]
-Prefix = Annotated[
-    str | None, typer.Option("--prefix", help="First part of each name, instead of the configuration's.")
-]
 Json = Annotated[bool, typer.Option("--json", help="JSON lines instead of a table.")]
 
 
@@ -32,7 +25,7 @@ def plan(config: ConfigFile = None, points: PointsFile = None, prefix: Prefix = 
     """Print the topics that a configuration makes; asks no broker."""
     from undercurrent.pipeline import read_sections
 
-    planned = _plan(read_sections(config), config, points, prefix)
+    planned = plan_of(read_sections(config), config, points, prefix)
     rows = [_row(topic) for topic in planned.topics()]
     _print(rows, json_lines)
 
@@ -53,7 +46,7 @@ def apply(
     from undercurrent.pipeline import connection, interactive, read_sections
 
     sections = read_sections(config)
-    planned = _plan(sections, config, points, prefix)
+    planned = plan_of(sections, config, points, prefix)
     mended = TopicAdmin(interactive(connection(sections, bootstrap_servers))).apply(planned)
     for difference in mended:
         if difference.kind is DifferenceKind.MISSING:
@@ -81,7 +74,7 @@ def list_topics(
     from undercurrent.pipeline import connection, interactive, read_sections
 
     sections = read_sections(config)
-    planned = _plan(sections, config, points, prefix).topics()
+    planned = plan_of(sections, config, points, prefix).topics()
     actual = TopicAdmin(interactive(connection(sections, bootstrap_servers))).describe(topic.name for topic in planned)
     rows, different = [], 0
     for topic in planned:
@@ -91,17 +84,6 @@ def list_topics(
         rows.append({**_row(topic, there.partitions if there else 0), "state": "; ".join(found) or "as planned"})
     _print(rows, json_lines)
     return 1 if check and different else 0
-
-
-def _plan(sections: Any, config: Path | None, points: Path | None, prefix: str | None) -> TopicPlan:  # noqa: ANN401
-    from undercurrent.pipeline import topic_plan
-
-    given = dict(sections)
-    if points is not None:
-        given["points"] = points.resolve()
-    if prefix is not None:
-        given["topics"] = {**(given.get("topics") or {}), "prefix": prefix}
-    return topic_plan(given, config.parent if config is not None else Path())
 
 
 def _row(topic: Topic, partitions: int | None = None) -> dict[str, Any]:

@@ -114,6 +114,14 @@ class VerdictAction(StrEnum):
     ABORT = "abort"
 
 
+class LabelValue(StrEnum):
+    """What a label says of a request; unknown is never negative."""
+
+    UNKNOWN = "unknown"
+    POSITIVE = "positive"
+    NEGATIVE = "negative"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How to sample. Null leaves the engine's default."""
@@ -459,6 +467,21 @@ class ProbeHeartbeat:
     sent_at_us: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """What somebody says a request is. Topic: labels, key: request_id|name|source."""
+
+    request_id: str
+    name: str
+    value: LabelValue
+    token_start: int | None = None
+    token_end: int | None = None
+    source: str
+    version: str = ""
+    sampling_probability: float | None = None
+    created_at_us: int
+
+
 Message = (
     PromptRequest
     | Accepted
@@ -474,5 +497,6 @@ Message = (
     | ControlAck
     | ProbeVerdict
     | ProbeHeartbeat
+    | Label
 )
 """Anything that stands on a topic."""

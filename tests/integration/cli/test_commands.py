@@ -98,7 +98,7 @@ def answer(publisher: Publisher, prefix: str, prompt: dict[str, Any], text: str)
 
 
 def test_topics_are_applied_once_and_listed_as_planned(cli: Cli, topic_prefix: str) -> None:
-    assert "13 of 13 topics were as planned" in cli.run("topics", "apply").stdout
+    assert "14 of 14 topics were as planned" in cli.run("topics", "apply").stdout
     rows = cli.lines("topics", "list", "--json", "--check")
     assert {row["state"] for row in rows} == {"as planned"}
     assert {row["topic"]: row["partitions"] for row in rows}[f"{topic_prefix}.prompts"] == 3

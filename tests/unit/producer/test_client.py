@@ -5,12 +5,12 @@ import pytest
 from producer.client import PromptProducer, SubmitError
 from producer.prompts import Prompt
 from producer.settings import ProducerSettings
-from tests.unit.producer.kafka_double import GENERATIONS, Connection, Log, Worker
+from tests.unit.producer.kafka_double import CODEC, GENERATIONS, Connection, Log, Worker
 from undercurrent.errors import ConfigError, TopicError, UnreachableError
 from undercurrent.kafka.publisher import DeliveryError
 from undercurrent.kafka.records import Partition
 from undercurrent.kafka.settings import KafkaSettings
-from undercurrent.protocol.messages import GenerationKind, Outcome
+from undercurrent.protocol.messages import GenerationKind, Label, LabelValue, Outcome
 from undercurrent.topics import partition_of
 
 FULL = DeliveryError("_QUEUE_FULL", "the client's buffer is full", fatal=False)
@@ -45,6 +45,30 @@ def test_a_given_id_is_kept_and_a_whole_prompt_may_be_handed_over() -> None:
         assert producer.submit("a", request_id="mine") == "mine"
         assert producer.submit(Prompt(prompt_token_ids=(1, 2), request_id="ids")) == "ids"
     assert {message.request_id for _, message in log.prompts()} == {"mine", "ids"}
+
+
+def test_labels_go_to_the_topic_of_labels_and_never_to_an_engine() -> None:
+    log = Log()
+    with producer_on(log) as producer:
+        producer.submit("a", request_id="r1", labels={"bad": "positive", "long": "unknown"}, label_source="ann")
+        with pytest.raises(ConfigError, match=r"labels\.bad: .*'positive', 'negative' or 'unknown'"):
+            producer.submit("a", labels={"bad": "yes"})
+    found = [
+        record for where, records in log.records.items() if where.topic == "undercurrent.labels" for record in records
+    ]
+    assert [(record.key, CODEC.decode(record.value)) for record in found] == [
+        (
+            f"r1|{name}|ann".encode(),
+            Label(request_id="r1", name=name, value=LabelValue(value), source="ann", created_at_us=5),
+        )
+        for name, value in (("bad", "positive"), ("long", "unknown"))
+    ]
+    assert len(log.prompts()) == 1
+    log.fail = lambda key: DeliveryError("_MSG_TIMED_OUT", "late", fatal=False) if b"|" in key else None
+    with producer_on(log) as producer:
+        producer.submit("b", request_id="r2", labels={"bad": "negative"})
+        with pytest.raises(SubmitError, match=r"r2\|bad\|prompt: late"):
+            producer.flush()
 
 
 def test_a_wrong_field_is_named() -> None:
