@@ -13,7 +13,16 @@ from numpy.typing import NDArray
 
 from probe_consumers.bound import FAULTS, Bound, Source, Speaker, action_of, error_of, index_of, text_of, words
 from undercurrent.codec import as_array, positions, views
-from undercurrent.core import BatchProbe, Probe, ProbeAction, ProbeResult, ProbeSignal, RequestContext, StreamFacts
+from undercurrent.core import (
+    BatchProbe,
+    Coverage,
+    Probe,
+    ProbeAction,
+    ProbeResult,
+    ProbeSignal,
+    RequestContext,
+    StreamFacts,
+)
 from undercurrent.errors import ProbeError
 from undercurrent.protocol.host_events import Emission
 from undercurrent.protocol.messages import ActivationBlock, ProbeVerdict, StreamStarted, VerdictAction, VerdictKind
@@ -25,6 +34,8 @@ logger = logging.getLogger(__name__)
 _MOST_SCORE_BYTES = 256 * 1024
 # Two numbers far apart in a stream that somebody made up can add up to more than a verdict's field holds.
 _MOST_MISSING = 2**63 - 1
+# What of a probe's own metadata has a field of the verdict.
+_FIELDS = frozenset({"score", "partial"})
 _STRENGTH = (ProbeAction.CONTINUE, ProbeAction.FLAG, ProbeAction.ABORT)
 
 
@@ -34,7 +45,8 @@ class Scores:
 
     Args:
         layers: layers of the columns.
-        values: float32 [n, L]; None where the probe scores record by record.
+        values: float32 [n, L], or [n, L, C] where the first of C numbers is the score; None where the probe scores
+            record by record.
         error: why there are none.
     """
 
@@ -150,7 +162,9 @@ class Run:
         if self._probe is None:
             return
         try:
-            verdict = self._result(source, self._probe.on_end(self._context))
+            stream = self._stream
+            coverage = Coverage(missing=stream.missing + stream.unjoined, dropped=stream.cut)
+            verdict = self._result(source, self._probe.on_end(replace(self._context, coverage=coverage)))
         except FAULTS as exc:
             if not self._failed:
                 yield from self._flush()
@@ -206,7 +220,8 @@ class Run:
         if not scores.layers:
             return [], _Unsaid(b"", (), b"")
         signal = cast(BatchProbe, self._probe).on_scores(positions(block), scores.layers, scores.values)
-        said = _Unsaid(block.positions, scores.layers, scores.values.astype("<f4").tobytes())
+        shown = scores.values if scores.values.ndim == 2 else scores.values[:, :, 0]
+        said = _Unsaid(block.positions, scores.layers, shown.astype("<f4").tobytes())
         return ([] if signal is None or not signal.acts else [signal]), said
 
     def _judge_records(self, block: ActivationBlock) -> tuple[list[ProbeSignal], _Unsaid]:
@@ -238,7 +253,7 @@ class Run:
 
     def _result(self, source: Source, result: ProbeResult) -> ProbeVerdict:
         strongest = self._strongest
-        score = result.metadata.get("score")
+        score, partial = result.metadata.get("score"), result.metadata.get("partial")
         return self._speaker.verdict(
             self._stream.id,
             source,
@@ -253,9 +268,10 @@ class Run:
             scored=self._scored,
             complete=self._stream.complete,
             missing=min(self._stream.missing, _MOST_MISSING),
-            partial=self._stream.partial,
+            # A probe that counts only some positions knows better than its stream whether one of them is missing.
+            partial=partial if isinstance(partial, bool) else self._stream.partial,
             end_reason=self._stream.end_reason,
-            metadata=words({key: value for key, value in result.metadata.items() if key != "score"}),
+            metadata=words({key: value for key, value in result.metadata.items() if key not in _FIELDS}),
         )
 
     def _fail(self, source: Source, exc: BaseException) -> Emission:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from probe_consumers.bound import FAULTS, Bound, Clock, Source, Speaker, captured_at
 from probe_consumers.run import Run, Scores, rows_of
-from undercurrent.core import BatchProbe, wanted_layers
-from undercurrent.errors import ProbeError, ShapeError
+from undercurrent.core import BatchProbe, score_rows, wanted_layers
+from undercurrent.errors import ProbeError
 from undercurrent.protocol.host_events import Emission, Step
 from undercurrent.protocol.messages import ActivationBlock, ProbeVerdict
 from undercurrent.protocol.streams import Arrived, Closed, Joined, Opened, Stream, StreamId
@@ -161,19 +161,21 @@ def _score_parts(batch: BatchProbe, parts: Sequence[tuple[ActivationBlock, tuple
     stacked: list[NDArray[Any]] = [rows_of(block, layers) for block, layers in parts]
     try:
         rows = stacked[0] if len(stacked) == 1 else np.concatenate(stacked)
-        values = batch.score(rows)
-        if values.shape != (len(rows),):
-            raise ShapeError(f"score gave {list(values.shape)} for {len(rows)} rows; accepted: one score per row")
-        values = np.ascontiguousarray(values, np.float32)
+        values = score_rows(batch, rows, lambda: _layers_of(parts))
     except FAULTS as exc:  # it ends for that request alone
         if len(parts) == 1:
             return [Scores(error=exc)]
         return [_score_parts(batch, [part])[0] for part in parts]
     cuts = np.cumsum([len(rows) for rows in stacked])[:-1]
     return [
-        Scores(layers, mine.reshape(-1, len(layers)))
+        Scores(layers, mine.reshape(-1, len(layers), *mine.shape[1:]))
         for (_, layers), mine in zip(parts, np.split(values, cuts), strict=True)
     ]
+
+
+def _layers_of(parts: Sequence[tuple[ActivationBlock, tuple[int, ...]]]) -> NDArray[np.int32]:
+    tokens = (len(block.positions) // 4 for block, _ in parts)
+    return np.concatenate([np.tile(np.array(mine, np.int32), n) for n, (_, mine) in zip(tokens, parts, strict=True)])
 
 
 def _source(step: Step, block: ActivationBlock | None = None) -> Source:

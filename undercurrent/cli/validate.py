@@ -104,19 +104,19 @@ def _check_probes(path: Path, points: Mapping[str, ExtractionPoint] | None, json
 
 
 def _check_fit(binding: Binding, loaded: LoadedProbe, points: Mapping[str, ExtractionPoint]) -> None:
-    """Refuse a binding of a point that is not there, or of a linear probe that was fitted on something else.
+    """Refuse a binding of a point that is not there, or of a stored probe that was fitted on something else.
 
     Raises:
         ConfigError: naming the binding and the field.
     """
     from undercurrent.core import StreamFacts
-    from undercurrent.probes import LinearProbe
+    from undercurrent.probes import TrajectoryProbe
 
     point = points.get(binding.point)
     if point is None:
         accepted = ", ".join(points) or "none, the specs have no points"
         raise ConfigError(f"binding {binding.name!r}: field 'point': {binding.point!r}; accepted: {accepted}")
-    if not isinstance(loaded.sample, LinearProbe):
+    if not isinstance(loaded.sample, TrajectoryProbe):
         return
     # Width and fingerprints are the model's, which nobody knows here: what the probe was fitted on stands in for them.
     artefact = loaded.sample.artefact

@@ -1,6 +1,6 @@
 """Probes: what judges the activations of a request."""
 
-from undercurrent.core.batch import BatchProbe, StatefulProbe, wanted_layers
+from undercurrent.core.batch import BatchProbe, LayeredProbe, StatefulProbe, score_rows, wanted_layers
 from undercurrent.core.function import FunctionProbe, probe
 from undercurrent.core.probe import Probe, ProbeFactory
 from undercurrent.core.registry import (
@@ -12,13 +12,15 @@ from undercurrent.core.registry import (
     register_probe,
     unregister_probe,
 )
-from undercurrent.core.results import ProbeAction, ProbeResult, ProbeSignal, RequestContext, StreamFacts
+from undercurrent.core.results import Coverage, ProbeAction, ProbeResult, ProbeSignal, RequestContext, StreamFacts
 from undercurrent.errors import ProbeNotFoundError
 
 __all__ = [
     "ENTRY_POINT_GROUP",
     "BatchProbe",
+    "Coverage",
     "FunctionProbe",
+    "LayeredProbe",
     "Probe",
     "ProbeAction",
     "ProbeFactory",
@@ -34,6 +36,7 @@ __all__ = [
     "list_probes",
     "probe",
     "register_probe",
+    "score_rows",
     "unregister_probe",
     "wanted_layers",
 ]

@@ -8,10 +8,11 @@ else is in the batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from undercurrent.core.results import ProbeSignal
+from undercurrent.errors import ShapeError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +26,8 @@ class BatchProbe(Protocol):
     def score(self, rows: NDArray[Any]) -> NDArray[np.float32]:
         """Return one score per row, float32 [n]; NaN where a row holds a value that is not finite.
 
-        Any instance with the same settings may be asked, whichever streams the rows are from.
+        Any instance with the same settings may be asked, whichever streams the rows are from. A probe that keeps more
+        than one number of a row gives float32 [n, C]; the first is the score that is published.
 
         Args:
             rows: [n, width], of any floating dtype that a stream may have, bfloat16 included.
@@ -43,13 +45,31 @@ class BatchProbe(Protocol):
         Args:
             positions: absolute positions, int32 [n], ascending.
             layers: layers of the columns [L].
-            scores: what `score` gave, float32 [n, L].
+            scores: what `score` gave, float32 [n, L], or [n, L, C].
 
         Returns:
             A signal whose `token_pos` is the position that decided, or None.
 
         Raises:
             ProbeError: a score is not finite: such a block is an error, never a pass.
+        """
+        ...
+
+
+@runtime_checkable
+class LayeredProbe(BatchProbe, Protocol):
+    """A batch probe that scores rows of different layers in different ways."""
+
+    def score_layers(self, rows: NDArray[Any], layers: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Return what `score` would, which is not asked then.
+
+        Args:
+            rows: as of `score`.
+            layers: layer of each row, int32 [n].
+
+        Raises:
+            ShapeError: the rows are not as wide as the probe.
+            ProbeError: a layer is none that it scores.
         """
         ...
 
@@ -75,3 +95,21 @@ def wanted_layers(probe: object, layers: Sequence[int]) -> tuple[int, ...]:
     """Return which of a stream's layers a batch probe scores: those its `layers_to_score` names, else all."""
     choose = getattr(probe, "layers_to_score", None)
     return tuple(layers) if choose is None else tuple(choose(layers))
+
+
+def score_rows(probe: BatchProbe, rows: NDArray[Any], layers: Callable[[], NDArray[np.int32]]) -> NDArray[np.float32]:
+    """Return the scores of rows, float32 [n] or [n, C], contiguous.
+
+    Args:
+        probe: scores them.
+        rows: [n, width].
+        layers: gives the layer of each row, int32 [n]; called where the probe needs it.
+
+    Raises:
+        ShapeError: the probe gave something else than scores for each row.
+    """
+    by_layer = getattr(probe, "score_layers", None)
+    values: NDArray[np.float32] = probe.score(rows) if by_layer is None else by_layer(rows, layers())
+    if values.ndim not in (1, 2) or values.shape[0] != rows.shape[0]:
+        raise ShapeError(f"score gave {list(values.shape)} for {len(rows)} rows; accepted: one score per row")
+    return values.astype("float32", order="C", copy=False)

@@ -115,6 +115,19 @@ class StreamFacts:
     row_shape: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """What of a stream its probe was not given, known when the stream ends. A cached prefix is a fact of its start.
+
+    Args:
+        missing: records that never came.
+        dropped: rows were left out, or the stream was cut short, for a declared reason.
+    """
+
+    missing: int = 0
+    dropped: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class RequestContext:
     """What a probe is told when a request starts and when it ends.
@@ -124,9 +137,11 @@ class RequestContext:
         prompt_metadata: what is known of the prompt, in its sender's words.
         extraction_point_config: the point, where the spec is at hand.
         stream: facts of the stream, where one is read rather than an engine's hooks.
+        coverage: at the end of a stream that was read, what the probe was not given of it.
     """
 
     request_id: str
     prompt_metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
     extraction_point_config: Any = None
     stream: StreamFacts | None = None
+    coverage: Coverage | None = None

@@ -13,7 +13,7 @@ from undercurrent.protocol.messages import ProbeVerdict, VerdictKind
 LISTED_DIFFERENCES = 1000
 """Differences that a report lists; all of them are counted."""
 
-_COMPARED = ("kind", "verdict", "score", "action", "token_pos", "complete", "missing", "end_reason", "error")
+_COMPARED = ("kind", "verdict", "score", "action", "token_pos", "complete", "missing", "partial", "end_reason", "error")
 
 
 @dataclass(frozen=True, slots=True, order=True)

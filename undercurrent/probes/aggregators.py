@@ -66,7 +66,15 @@ class EmaSettings(_Settings):
     min_count: Positive = 1
 
 
-AggregationSettings = Annotated[MaxSettings | KOfNSettings | MeanSettings | EmaSettings, Field(discriminator="kind")]
+class CusumSettings(_Settings):
+    """The cumulative sum `max(0, sum + score - drift)` (Page 1954): it grows while scores stay above the drift."""
+
+    kind: Literal["cusum"] = "cusum"
+    drift: Annotated[float, Field(allow_inf_nan=False, strict=True)]
+
+
+AnyAggregation = MaxSettings | KOfNSettings | MeanSettings | EmaSettings | CusumSettings
+AggregationSettings = Annotated[AnyAggregation, Field(discriminator="kind")]
 
 
 class Aggregator(Protocol):
@@ -265,7 +273,41 @@ class Ema:
         self._average, self._count = _field(state, "ema", "average"), _count(state, "ema")
 
 
-def make_aggregator(settings: MaxSettings | KOfNSettings | MeanSettings | EmaSettings) -> Aggregator:
+class Cusum:
+    """The cumulative sum of what scores are above a drift, never below 0.
+
+    E. S. Page, Continuous inspection schemes, Biometrika 41 (1954), one-sided, starting at 0.
+
+    Args:
+        drift: what each score is compared with.
+    """
+
+    def __init__(self, drift: float) -> None:
+        self._drift = drift
+        self._sum = 0.0
+        self._is_empty = True
+
+    def push(self, score: float) -> float:  # noqa: D102
+        self._sum = max(0.0, self._sum + (score - self._drift))
+        self._is_empty = False
+        return self._sum
+
+    def update(self, scores: Scores) -> Aggregated:  # noqa: D102
+        return np.fromiter(map(self.push, scores.tolist()), np.float64, len(scores))
+
+    @property
+    def value(self) -> float | None:  # noqa: D102
+        return None if self._is_empty else self._sum
+
+    def state(self) -> dict[str, Any]:  # noqa: D102
+        return {"kind": "cusum", "sum": self.value}
+
+    def restore(self, state: Mapping[str, Any]) -> None:  # noqa: D102
+        self._is_empty = state.get("kind") == "cusum" and "sum" in state and state["sum"] is None
+        self._sum = 0.0 if self._is_empty else _field(state, "cusum", "sum")
+
+
+def make_aggregator(settings: AnyAggregation) -> Aggregator:
     """Return a fresh aggregator."""
     match settings:
         case MaxSettings():
@@ -276,6 +318,8 @@ def make_aggregator(settings: MaxSettings | KOfNSettings | MeanSettings | EmaSet
             return Mean(min_count)
         case EmaSettings(alpha=alpha, min_count=min_count):
             return Ema(alpha, min_count)
+        case CusumSettings(drift=drift):
+            return Cusum(drift)
 
 
 def _field(state: Mapping[str, Any], kind: str, name: str) -> float:

@@ -16,7 +16,11 @@ from typing import Any
 from undercurrent.core import BatchProbe, Probe, ProbeFactory, ProbeRegistry, StreamFacts, default_registry
 from undercurrent.errors import ConfigError, ProbeError
 from undercurrent.probes.bindings import Binding
+from undercurrent.probes.ensemble import EnsembleProbe
+from undercurrent.probes.folder import read_config
 from undercurrent.probes.linear import LinearProbe
+from undercurrent.probes.stored import AttentionProbe, MahalanobisProbe, MeanDifferenceProbe, MlpProbe, StoredProbe
+from undercurrent.probes.trajectory import TrajectoryProbe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +79,7 @@ def load_probe(
     settings = dict(args or {})
     folder = Path(base) / Path(reference).expanduser()
     if "/" in reference or reference.startswith(".") or folder.is_dir():
-        return _loaded(lambda: LinearProbe.factory(folder=folder, **settings), reference)
+        return _loaded(lambda: class_of_folder(folder).factory(folder=folder, **settings), reference)
     if ":" in reference:
         cls = _import_class(reference, Path(base))
         return _loaded(lambda: cls.factory(**settings), reference)
@@ -104,6 +108,23 @@ def load_binding(
     return loaded
 
 
+def class_of_folder(folder: Path) -> type[LinearProbe | StoredProbe]:
+    """Return the class of the probe in a folder, by its format.
+
+    Raises:
+        ProbeError: there is no folder, or its settings are wrong.
+    """
+    config = read_config(folder)
+    classes: tuple[type[StoredProbe], ...] = (
+        MlpProbe,
+        MeanDifferenceProbe,
+        MahalanobisProbe,
+        EnsembleProbe,
+        AttentionProbe,
+    )
+    return next((cls for cls in classes if cls.format == config.format), LinearProbe)
+
+
 def _loaded(make: Callable[[], ProbeFactory], reference: str) -> LoadedProbe:
     # The trial instance finds wrong settings at start rather than at the first request.
     try:
@@ -115,12 +136,12 @@ def _loaded(make: Callable[[], ProbeFactory], reference: str) -> LoadedProbe:
         raise
     except (Exception, SystemExit) as exc:  # as for its module
         raise ProbeError(f"probe {reference!r} cannot be made: {type(exc).__name__}: {exc}") from exc
-    config = sample.artefact.config if isinstance(sample, LinearProbe) else None
+    config = sample.artefact.config if isinstance(sample, TrajectoryProbe) else None
     return LoadedProbe(
         factory=factory,
         sample=sample,
         version=config.version if config else str(getattr(sample, "version", "")),
-        fingerprint=sample.fingerprint if isinstance(sample, LinearProbe) else _code_fingerprint(factory),
+        fingerprint=sample.fingerprint if isinstance(sample, TrajectoryProbe) else _code_fingerprint(factory),
         point=config.point if config else None,
     )
 

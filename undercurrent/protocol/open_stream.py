@@ -166,10 +166,15 @@ class Stream:
     @property
     def partial(self) -> bool:
         """Whether positions are missing for a declared reason: cached prefix, drop, capture error, other weights."""
-        ends = [shard.ended for shard in self.shards.values() if shard.ended]
         cached = any(shard.started is not None and shard.started.cached_prefix > 0 for shard in self.shards.values())
-        cut = {EndReason.CAPTURE_ERROR, EndReason.SUPERSEDED}
-        return cached or any(any(end.dropped) or end.reason in cut for end in ends)
+        return cached or self.cut
+
+    @property
+    def cut(self) -> bool:
+        """Whether rows were left out after its start for a declared reason: drop, capture error, other weights."""
+        ends = [shard.ended for shard in self.shards.values() if shard.ended]
+        reasons = {EndReason.CAPTURE_ERROR, EndReason.SUPERSEDED}
+        return any(any(end.dropped) or end.reason in reasons for end in ends)
 
     @property
     def layers(self) -> tuple[int, ...] | None:

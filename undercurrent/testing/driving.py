@@ -25,9 +25,9 @@ from undercurrent.core import (
     ProbeResult,
     ProbeSignal,
     RequestContext,
+    score_rows,
     wanted_layers,
 )
-from undercurrent.errors import ShapeError
 from undercurrent.probes import load_probe
 from undercurrent.spec import ActivationRecord
 from undercurrent.testing.builders import POINT, REQUEST_ID, BlockSizes, RecordGrid, grid_of, make_context, spans
@@ -194,9 +194,10 @@ class _Feed:
             if not layers:
                 continue
             rows = grid.values[start:stop, columns].reshape(-1, grid.values.shape[2])
-            scores = _scored(sample, rows).reshape(-1, len(layers))
+            values = score_rows(sample, rows, lambda: np.tile(np.array(layers, np.int32), stop - start))  # noqa: B023
+            scores = values.reshape(-1, len(layers), *values.shape[1:])
             places = positions[start:stop]
-            for (row, column), score in np.ndenumerate(scores):
+            for (row, column), score in np.ndenumerate(scores if scores.ndim == 2 else scores[:, :, 0]):
                 self.scores[int(places[row]), layers[column]] = float(score)
             signal = self._checked(cast(BatchProbe, self._probe).on_scores(places, layers, scores), "on_scores")
             if signal is not None:
@@ -232,26 +233,25 @@ def _batch(factory: ProbeFactory) -> BatchProbe:
     return sample
 
 
-def _scored(sample: BatchProbe, rows: NDArray[Any]) -> NDArray[np.float32]:
-    values = sample.score(rows)
-    if values.shape != (len(rows),):
-        raise ShapeError(f"score gave {list(values.shape)} for {len(rows)} rows; accepted: one score per row")
-    return np.ascontiguousarray(values, np.float32)
-
-
 def _assert_rows_alone(sample: BatchProbe, grid: RecordGrid, seed: int) -> None:
     layers = wanted_layers(sample, grid.layers)
     if not layers:
         return
     columns = [grid.layers.index(layer) for layer in layers]
     rows = grid.values[:, columns].reshape(-1, grid.values.shape[2])
-    scores = _scored(sample, rows)
+    of_rows = np.tile(np.array(layers, np.int32), len(grid.positions))
+
+    def scored(which: NDArray[np.intp]) -> NDArray[np.float32]:
+        return score_rows(sample, rows[which], lambda: of_rows[which])
+
+    every = np.arange(len(rows))
+    scores = scored(every)
     order = np.random.default_rng(seed).permutation(len(rows))
-    if _scored(sample, rows[order]).tobytes() != scores[order].tobytes():
+    if scored(order).tobytes() != scores[order].tobytes():
         raise AssertionError(f"score gives rows other scores in another order (seed {seed})")
-    alone = np.concatenate([_scored(sample, rows[at : at + 1]) for at in range(len(rows))])
+    alone = np.concatenate([scored(every[at : at + 1]) for at in every])
     if alone.tobytes() != scores.tobytes():
-        at = int(np.argmax(alone != scores))
+        at = int(np.argmax((alone != scores).reshape(len(rows), -1).any(axis=1)))
         raise AssertionError(f"score gives row {at} {alone[at]!r} alone and {scores[at]!r} among {len(rows)} rows")
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tests.unit.undercurrent.core.test_probe import Counting
-from undercurrent.core import BatchProbe, StatefulProbe, wanted_layers
+from undercurrent.core import BatchProbe, LayeredProbe, StatefulProbe, score_rows, wanted_layers
+from undercurrent.errors import ShapeError
 from undercurrent.probes import LinearProbe
 
 
@@ -28,3 +30,31 @@ def test_layers_are_all_unless_the_probe_chooses():
     assert wanted_layers(Counting(), [1, 2, 3]) == (1, 2, 3)
     assert wanted_layers(Picky(), [1, 2, 3]) == (1, 3)
     assert wanted_layers(linear(), [1, 2, 3]) == (3,)
+
+
+class OfLayers:
+    def score_layers(self, rows, layers):
+        return np.stack([layers, rows[:, 0]], axis=1)
+
+    def score(self, rows):
+        return np.zeros(len(rows) - 1)
+
+    def on_scores(self, positions, layers, scores):
+        return None
+
+
+def test_a_probe_that_needs_the_layers_is_given_them_and_others_are_not_asked_for():
+    rows = np.ones((2, 2), np.float32)
+    assert isinstance(OfLayers(), LayeredProbe)
+    assert not isinstance(linear(), LayeredProbe)
+    values = score_rows(OfLayers(), rows, lambda: np.array([3, 5], np.int32))
+    assert (values.tolist(), values.dtype) == ([[3, 1], [5, 1]], np.float32)
+    assert score_rows(linear(), rows, lambda: pytest.fail("it does not need them")).tolist() == [3, 3]
+
+
+def test_scores_of_other_rows_are_refused():
+    class Short(OfLayers):
+        score_layers = None
+
+    with pytest.raises(ShapeError, match=r"gave \[1\] for 2 rows"):
+        score_rows(Short(), np.ones((2, 2), np.float32), list)

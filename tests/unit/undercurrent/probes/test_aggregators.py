@@ -21,6 +21,7 @@ SETTINGS = st.one_of(
     st.tuples(st.integers(1, 9), st.integers(0, 9)).map(lambda p: {"kind": "k_of_n", "k": p[0], "n": p[0] + p[1]}),
     st.integers(1, 5).map(lambda m: {"kind": "mean", "min_count": m}),
     st.tuples(st.floats(0.001, 1), st.integers(1, 5)).map(lambda p: {"kind": "ema", "alpha": p[0], "min_count": p[1]}),
+    st.floats(-1e3, 1e3, width=32).map(lambda drift: {"kind": "cusum", "drift": drift}),
 )
 SCORES = st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=40)
 # Magnitudes far enough apart that float64 sums round: only then does the order of adding show.
@@ -75,6 +76,10 @@ def test_the_aggregate_is_what_its_kind_says(settings, scores):
     elif settings["kind"] == "k_of_n":
         window = sorted(scores[-settings["n"] :], reverse=True)
         assert aggregator.value == (window[settings["k"] - 1] if len(window) >= settings["k"] else None)
+    elif settings["kind"] == "cusum":
+        # The highest sum of a tail, or of none: what the recurrence is, written out.
+        tails = itertools.accumulate((score - settings["drift"] for score in reversed(scores)), initial=0.0)
+        assert aggregator.value == pytest.approx(max(tails), rel=1e-9, abs=1e-6)
     elif count < settings["min_count"]:
         assert aggregator.value is None
     elif settings["kind"] == "mean":
@@ -86,13 +91,18 @@ def test_the_aggregate_is_what_its_kind_says(settings, scores):
         assert aggregator.value == pytest.approx(expected, rel=1e-9, abs=1e-6)
 
 
+def test_cusum_forgets_what_was_quiet_and_grows_with_what_lasts():
+    aggregates = make({"kind": "cusum", "drift": 1.0}).update(np.array([-50, 2, 2, 0, 0, 0, 3], np.float32))
+    assert aggregates.tolist() == [0, 1, 2, 1, 0, 0, 2]
+
+
 def test_k_of_n_reaches_a_threshold_when_k_of_the_last_n_scores_do():
     aggregates = make({"kind": "k_of_n", "k": 2, "n": 3}).update(np.array([5, 0, 0, 5, 0, 5, 5], np.float32))
     assert list(aggregates >= 5) == [False, False, False, False, False, True, True]
 
 
 @pytest.mark.parametrize("settings", [{"kind": "max"}, {"kind": "k_of_n", "k": 1, "n": 4}, {"kind": "mean"},
-                                      {"kind": "ema", "alpha": 0.5}])  # fmt: skip
+                                      {"kind": "ema", "alpha": 0.5}, {"kind": "cusum", "drift": 1.0}])  # fmt: skip
 def test_nothing_seen_is_no_value_and_an_empty_block_changes_nothing(settings):
     aggregator = make(settings)
     assert aggregator.value is None
@@ -101,14 +111,15 @@ def test_nothing_seen_is_no_value_and_an_empty_block_changes_nothing(settings):
     aggregator.push(2.0)
     before = aggregator.state()
     aggregator.update(np.empty(0, np.float32))
-    assert (aggregator.value, aggregator.state()) == (2.0, before)
+    assert (aggregator.value, aggregator.state()) == (1.0 if settings["kind"] == "cusum" else 2.0, before)
 
 
 @pytest.mark.parametrize(
     "settings",
     [{"kind": "median"}, {"kind": "max", "k": 1}, {"kind": "k_of_n", "k": 3, "n": 2}, {"kind": "k_of_n"},
      {"kind": "k_of_n", "k": 1, "n": 10**6}, {"kind": "ema", "alpha": 0}, {"kind": "ema"},
-     {"kind": "ema", "alpha": 1.5}, {"kind": "ema", "alpha": "0.5"}, {"kind": "mean", "min_count": 0}, {}, 3],
+     {"kind": "ema", "alpha": 1.5}, {"kind": "ema", "alpha": "0.5"}, {"kind": "mean", "min_count": 0}, {}, 3,
+     {"kind": "cusum"}, {"kind": "cusum", "drift": float("nan")}],
 )  # fmt: skip
 def test_settings_that_make_no_sense_are_refused(settings):
     with pytest.raises(ValidationError):
@@ -116,12 +127,13 @@ def test_settings_that_make_no_sense_are_refused(settings):
 
 
 @pytest.mark.parametrize("settings", [{"kind": "max"}, {"kind": "k_of_n", "k": 1, "n": 2}, {"kind": "mean"},
-                                      {"kind": "ema", "alpha": 0.5}])  # fmt: skip
+                                      {"kind": "ema", "alpha": 0.5}, {"kind": "cusum", "drift": 1.0}])  # fmt: skip
 @pytest.mark.parametrize(
     "state",
     [{}, {"kind": "other"}, {"kind": "max", "top": "3"}, {"kind": "max", "top": float("nan")},
      {"kind": "k_of_n", "window": [1.0, 2.0, 3.0]}, {"kind": "k_of_n", "window": [None]}, {"kind": "k_of_n"},
-     {"kind": "mean", "sum": 1.0, "count": -1}, {"kind": "mean", "sum": True, "count": 1}, {"kind": "ema", "count": 2}],
+     {"kind": "mean", "sum": 1.0, "count": -1}, {"kind": "mean", "sum": True, "count": 1}, {"kind": "ema", "count": 2},
+     {"kind": "cusum"}, {"kind": "cusum", "sum": "1"}],
 )  # fmt: skip
 def test_a_damaged_or_foreign_state_is_refused(settings, state):
     with pytest.raises(ProbeError, match="no state of"):

@@ -60,7 +60,7 @@ def test_reference_tensors_are_kept(tmp_path):
         ({"layer": ...}, "field 'layer': is missing"),
         ({"threshold": "high"}, "field 'threshold'"),
         ({"tensor_type": "resid"}, "field 'tensor_type'.*residual_stream"),
-        ({"colour": "red"}, "field 'colour': unknown key; accepted: aggregation, description"),
+        ({"colour": "red"}, "field 'colour': unknown key; accepted: aggregation, coherence, description"),
         ({"format": "pickle"}, "field 'format'.*undercurrent.linear/1"),
         ({"aggregation": {"kind": "sum"}}, "field 'aggregation'.*max.*k_of_n"),
         ({"aggregation": {"kind": "k_of_n", "k": 4, "n": 2}}, "field 'aggregation.*k is 4"),

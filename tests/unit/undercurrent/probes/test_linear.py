@@ -44,7 +44,7 @@ def test_it_acts_once_at_the_position_that_decided():
     result = instance.on_end(RequestContext("r1"))
     assert result.verdict == "triggered"
     assert result.signal_history == [signal]
-    assert result.metadata == {"score": 11.0, "threshold": 5.0, "scored": 9}
+    assert result.metadata == {"score": 11.0, "threshold": 5.0, "scored": 9, "partial": False}
 
 
 def test_a_score_at_the_threshold_acts():

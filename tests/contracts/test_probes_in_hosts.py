@@ -1,0 +1,172 @@
+"""Every built-in probe in a live host and in a replay of what it read: equal bit for bit, whatever the batches.
+
+The live run hands its partition over in the middle, as in a rebalance. The streams have a gap, a drop, a cached prefix,
+a value that is not finite and an outlier dimension.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from probe_consumers.bound import Bound, set_fingerprint
+from probe_consumers.decoding import incoming
+from probe_consumers.replay import Replay, Span, comparable
+from probe_consumers.runner import BindingRunner
+from tests.contracts.probe_cases import BATCH_CASES, CASES, LAYERS, PROMPT_LEN, WIDTH, counts_generated_alone
+from undercurrent.codec import Codec
+from undercurrent.evaluation.diff import collect, compare
+from undercurrent.kafka.records import Record
+from undercurrent.probes import Binding, LoadedProbe
+from undercurrent.protocol.host import ProbeHost
+from undercurrent.protocol.host_position import Committed, Resume, resume_from
+from undercurrent.protocol.messages import VerdictKind
+from undercurrent.testing.streams import StreamBuilder
+
+CODEC = Codec()
+TOKENS = 9
+
+
+def bound(name):
+    factory = CASES[name]
+    sample = factory.spawn("", "")
+    fingerprint = getattr(sample, "fingerprint", name)
+    loaded = LoadedProbe(factory=factory, sample=sample, fingerprint=fingerprint)
+    return Bound(Binding(name=name, point="residual", probe="p"), loaded)
+
+
+def stream_values(name, seed):
+    """Return the messages of one stream; its name says what is wrong with it."""
+    cached = 2 if name == "cached" else 0
+    stream = StreamBuilder(
+        name, layers=LAYERS, width=WIDTH, dtype="bfloat16", prompt_len=PROMPT_LEN, cached_prefix=cached
+    )
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(TOKENS, len(LAYERS), WIDTH)) * 1.5
+    if name == "nan":
+        rows[5, 1, 3] = np.nan
+    if name == "outlier":
+        rows[:, :, 2] *= 1000
+    values = [stream.start()]
+    for start, stop in itertools.pairwise([cached, PROMPT_LEN, *range(PROMPT_LEN + 1, TOKENS + 1)]):
+        if name in ("gap", "dropped") and start == 5:
+            stream.skip()
+        else:
+            values.append(stream.block(list(range(start, stop)), rows[start:stop]))
+    values.append(stream.end(dropped=2 if name == "dropped" else 0))
+    return stream.key, values
+
+
+def make_log(seed):
+    """Return the records of one partition, the streams' in turn."""
+    streams = [stream_values(name, seed + at) for at, name in enumerate(PARTIAL)]
+    rounds = itertools.zip_longest(*([(key, value) for value in values] for key, values in streams))
+    log = [item for turn in rounds for item in turn if item is not None]
+    return [incoming(CODEC, Record("t", 0, at, key, value, 1_000, ())) for at, (key, value) in enumerate(log)]
+
+
+# Whether the verdict is partial: of a probe that counts generated tokens alone, of other stored ones, of a function.
+PARTIAL = {
+    "plain": (False, False, False),
+    "gap": (True, True, False),
+    "dropped": (True, True, True),
+    "cached": (False, True, True),
+    "outlier": (False, False, False),
+    "nan": None,
+}
+
+
+def live_run(name, records, cuts, handover):
+    bounds = [bound(name)]
+    prints = set_fingerprint(bounds)
+    found, offset, resume = [], 0, Resume(offset=0, emitted_up_to=0)
+    for end in (handover, len(records)):
+        host = ProbeHost("residual", prints, BindingRunner(bounds, "live", lambda: 5), 10**18)
+        host.assign([0])
+        host.begin(0, resume)
+        offset = resume.offset
+        for start, stop in itertools.pairwise([offset, *(cut for cut in cuts if offset < cut < end), end]):
+            host.records(records[start:stop], 0)
+            transaction = host.transaction()
+            found += transaction.verdicts
+        at, metadata = transaction.offsets[0]
+        resume = resume_from(Committed(offset=at, metadata=metadata), 0, len(records), prints, "earliest")
+    return found
+
+
+def replayed(name, records, cuts):
+    spans = {0: Span(0, len(records))}
+    run = Replay("residual", [bound(name)], spans, lambda: 7)
+    found = []
+    for start, stop in itertools.pairwise([0, *cuts, len(records)]):
+        found += run.feed(records[start:stop])
+    return run, found, spans
+
+
+def report(live, run, found, spans):
+    mine, theirs = comparable(live, found, run.edges(), spans)
+    return compare(collect(mine), collect(theirs))
+
+
+def draw_cuts(data, count):
+    return sorted(data.draw(st.sets(st.integers(1, count - 1), max_size=12)))
+
+
+@pytest.mark.parametrize("name", CASES)
+@settings(max_examples=8)
+@given(seed=st.integers(0, 2**20), data=st.data())
+def test_a_replay_says_what_the_live_run_said_bit_for_bit(name, seed, data):
+    records = make_log(seed)
+    handover = data.draw(st.integers(1, len(records) - 1))
+    live = live_run(name, records, draw_cuts(data, len(records)), handover)
+    found = report(live, *replayed(name, records, draw_cuts(data, len(records))))
+    assert found.equal, found.differences
+    assert found.verdicts_compared == len(PARTIAL)
+    assert found.scores_compared >= (len(PARTIAL) - 1) * (TOKENS - 3)
+
+
+@pytest.mark.parametrize("name", BATCH_CASES)
+def test_a_flipped_bit_is_a_difference(name):
+    records = make_log(1)
+    live = live_run(name, records, [7], 20)
+    at = next(i for i, item in enumerate(records) if i > 12 and item.message.request_id == "plain")
+    block = records[at].message
+    data = bytearray(block.data)
+    data[-1] ^= 0x40
+    records[at] = replace(records[at], message=replace(block, data=bytes(data)))
+    found = report(live, *replayed(name, records, []))
+    assert not found.equal
+    assert {item.request_id for item in found.differences} == {"plain"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_stream_ends_with_its_own_last_word(name):
+    _, found, _ = replayed(name, make_log(3), [11, 30])
+    words = {item.request_id: item for item in found if item.kind in (VerdictKind.RESULT, VerdictKind.ERROR)}
+    column = 2 if name == "function" else 0 if counts_generated_alone(CASES[name]) else 1
+    assert {key: word.partial for key, word in words.items() if key != "nan"} == {
+        key: told[column] for key, told in PARTIAL.items() if told
+    }
+    assert words.pop("nan").kind is VerdictKind.ERROR
+    assert {word.kind for word in words.values()} == {VerdictKind.RESULT}
+    assert all("partial" not in word.metadata for word in words.values())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_streams_scored_together_say_what_each_says_alone(name):
+    records = make_log(5)
+    _, together, _ = replayed(name, records, [])
+    for request in PARTIAL:
+        mine = [item for item in records if item.message.request_id == request]
+        _, alone, _ = replayed(name, mine, [])
+        told, expected = (
+            {key: (item.scores, [(w.kind, w.verdict, w.score, w.token_pos) for w in item.last_words])
+             for key, item in collect(verdicts).items() if key.request_id == request}
+            for verdicts in (together, alone)
+        )  # fmt: skip
+        assert told == expected
