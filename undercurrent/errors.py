@@ -32,6 +32,7 @@
     │   ├── BadRequestError      this request, for a reason its sender can mend
     │   └── EngineDeadError      the engine as a whole
     ├── DatasetError             a folder of recorded activations, or a file of labels, cannot be used
+    ├── EvaluationError          scores, labels and what else is known do not fit together
     └── ReplayError              a recorded range cannot be replayed
 
 Whoever catches `ProbingError` catches them all.
@@ -203,6 +204,10 @@ class BadRequestError(EngineError):
 
 class EngineDeadError(EngineError):
     """The engine as a whole is gone; no request of it can finish."""
+
+
+class EvaluationError(ProbingError):
+    """Scores, labels and what else is known of the requests do not fit together, or are not what they should be."""
 
 
 class ReplayError(ProbingError):

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 
 
 def ngram_classifier(*, longest: int = 5, seed: int = 0) -> Pipeline:
@@ -29,3 +30,18 @@ def text_scores(
     """
     classifier = ngram_classifier(longest=longest).fit(list(fit_texts), fit_labels)
     return np.asarray(classifier.decision_function(list(test_texts)), dtype=np.float64)
+
+
+def length_scores(
+    fit_lengths: NDArray[np.floating], fit_labels: NDArray[np.bool_], lengths: NDArray[np.floating]
+) -> NDArray[np.float64]:
+    """Fit a logistic regression on log length and its square, return its decision values, float64 [len(lengths)].
+
+    Raises:
+        ValueError: the fit part lacks one of the classes.
+    """
+    model = make_pipeline(
+        PolynomialFeatures(2, include_bias=False), StandardScaler(), LogisticRegression(max_iter=1000)
+    )
+    model.fit(np.log1p(fit_lengths)[:, None], fit_labels)
+    return np.asarray(model.decision_function(np.log1p(lengths)[:, None]), dtype=np.float64)
