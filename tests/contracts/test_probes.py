@@ -37,6 +37,7 @@ from undercurrent.core import (
 )
 from undercurrent.errors import ProbeError
 from undercurrent.spec import ActivationRecord, TensorType
+from undercurrent.testing import assert_block_invariant, drive, make_records
 
 
 def rows_of(seed, count):
@@ -244,3 +245,12 @@ def test_gaps_between_positions_change_nothing_of_the_splits(factory, seed, data
         return [signal for signal in found if signal], instance.state()
 
     assert signals(splits(data, 10)) == signals(range(11))
+
+
+@pytest.mark.parametrize("factory", BATCH_CASES.values(), ids=BATCH_CASES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_every_element_type_keeps_what_users_may_check(factory, dtype):
+    values = np.random.default_rng(6).normal(size=(24, len(LAYERS), WIDTH)) * 2
+    records = make_records(values, layers=LAYERS, prompt_len=PROMPT_LEN, dtype=dtype)
+    assert drive(factory, records).first_action is not None
+    assert_block_invariant(factory, records, rounds=5)

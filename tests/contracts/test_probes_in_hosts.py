@@ -19,13 +19,14 @@ from probe_consumers.decoding import incoming
 from probe_consumers.replay import Replay, Span, comparable
 from probe_consumers.runner import BindingRunner
 from tests.contracts.probe_cases import BATCH_CASES, CASES, LAYERS, PROMPT_LEN, WIDTH, counts_generated_alone
-from undercurrent.codec import Codec
+from undercurrent.codec import Codec, as_array
 from undercurrent.evaluation.diff import collect, compare
 from undercurrent.kafka.records import Record
 from undercurrent.probes import Binding, LoadedProbe
 from undercurrent.protocol.host import ProbeHost
 from undercurrent.protocol.host_position import Committed, Resume, resume_from
-from undercurrent.protocol.messages import VerdictKind
+from undercurrent.protocol.messages import ActivationBlock, VerdictKind
+from undercurrent.testing import drive, make_records
 from undercurrent.testing.streams import StreamBuilder
 
 CODEC = Codec()
@@ -54,9 +55,9 @@ def stream_values(name, seed):
         rows[:, :, 2] *= 1000
     values = [stream.start()]
     for start, stop in itertools.pairwise([cached, PROMPT_LEN, *range(PROMPT_LEN + 1, TOKENS + 1)]):
-        if name in ("gap", "dropped") and start == 5:
+        if name == "gap" and start == 5:
             stream.skip()
-        else:
+        elif name != "dropped" or start != 5:
             values.append(stream.block(list(range(start, stop)), rows[start:stop]))
     values.append(stream.end(dropped=2 if name == "dropped" else 0))
     return stream.key, values
@@ -170,3 +171,16 @@ def test_streams_scored_together_say_what_each_says_alone(name):
             for verdicts in (together, alone)
         )  # fmt: skip
         assert told == expected
+
+
+@pytest.mark.parametrize("name", BATCH_CASES)
+def test_a_host_scores_each_row_as_the_probe_alone_does(name):
+    _, found, _ = replayed(name, make_log(6), [])
+    told = next(item for key, item in collect(found).items() if key.request_id == "plain")
+    _, values = stream_values("plain", 6)
+    blocks = [item for value in values if isinstance(item := CODEC.decode(value), ActivationBlock)]
+    rows = np.concatenate([as_array(block) for block in blocks])
+    records = make_records(rows, layers=LAYERS, prompt_len=PROMPT_LEN, dtype="bfloat16")
+    driven = drive(CASES[name], records, blocks=len(rows))
+    assert told.scores == {at: int(np.float32(score).view(np.uint32)) for at, score in driven.scores.items()}
+    assert told.last_words[0].score == driven.result.metadata["score"]

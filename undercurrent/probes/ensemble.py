@@ -113,11 +113,8 @@ class EnsembleProbe(StoredProbe):
         absent = [layer for layer in self._layers if layer not in given]
         if absent:
             raise ProbeError(f"probe {self._config.name!r} reads layer {absent[0]}, the scores are of {given}")
-        members = scores[:, [given.index(layer) for layer in self._layers]]
-        mixed = self._ensemble.mixed(members)
-        # A layer that is not finite is told even where its share is 0.
-        mixed[~np.isfinite(members).all(axis=1)] = np.nan
-        return mixed
+        # A layer that is not finite shows in the sum whatever its share: 0 times an infinity is no number.
+        return self._ensemble.mixed(scores[:, [given.index(layer) for layer in self._layers]])
 
     def _complete(self) -> None:
         if self._pending:

@@ -147,6 +147,24 @@ def test_scores_are_the_same_bits_in_any_batch_layout_and_order(dtype, width):
         assert probe.score(rows[:0]).shape[0] == 0
 
 
+def test_no_order_of_summation_but_one_is_used():
+    # Rows that the directions cancel: what is left is rounding, which another order would change for all to see.
+    for probe in every_kind(128):
+        named = probe.artefact.tensors
+        directions = {"hidden.weight", "weight", "query", "factors"} & set(named) - (
+            {"weight"} if "hidden.weight" in named else set()
+        )
+        across = np.concatenate([named[name].astype(float) for name in sorted(directions)] or
+                                [named["positive"].astype(float) - named["negative"]])  # fmt: skip
+        rows = normal(15, 64, 128) * 1e13
+        rows -= rows @ np.linalg.pinv(across) @ across
+        whole = probe.score(rows)
+        assert np.concatenate([probe.score(rows[at : at + 1]) for at in range(64)]).tobytes() == whole.tobytes()
+        if not isinstance(probe, MahalanobisProbe):  # a sum of squares, in which nothing cancels
+            # The rounding is there to be seen.
+            assert len(np.unique(whole)) > 32
+
+
 def test_rows_that_do_not_fit_are_refused():
     for probe in every_kind():
         with pytest.raises(ShapeError, match=f"width {WIDTH}"):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from undercurrent.errors import ShapeError
-from undercurrent.probes.scoring import row_scores, row_sums
+from undercurrent.probes.scoring import row_products, row_scores, row_sums, row_totals
 
 DTYPES = [np.float32, np.float16, np.float64, ml_dtypes.bfloat16]
 
@@ -48,6 +48,22 @@ def test_another_order_of_summation_would_be_seen():
     rows = rows_of(1, 64, 1000, np.float32)
     weight = np.random.default_rng(2).standard_normal(1000)
     assert row_sums(rows, weight).tobytes() != row_sums(rows[:, ::-1], weight[::-1]).tobytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_several_directions_at_once_give_the_bits_of_each_alone(dtype):
+    rows, weights = rows_of(3, 41, 515, dtype), np.random.default_rng(4).standard_normal((6, 515))
+    together = row_products(rows, weights)
+    assert together.tobytes() == b"".join(row_sums(rows, weight).tobytes() for weight in weights)
+    singly = [row_products(rows[at : at + 1], weights) for at in range(41)]
+    assert np.concatenate(singly, axis=1).tobytes() == together.tobytes()
+
+
+def test_totals_of_rows_do_not_depend_on_layout_or_company():
+    values = np.random.default_rng(5).standard_normal((300, 16)) * 10.0 ** np.random.default_rng(6).integers(0, 9, 16)
+    whole = row_totals(values)
+    assert row_totals(np.asfortranarray(values)).tobytes() == whole.tobytes()
+    assert np.concatenate([row_totals(values[at : at + 1]) for at in range(300)]).tobytes() == whole.tobytes()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
