@@ -116,11 +116,11 @@ class Ensemble:
         scores = np.empty(len(rows), np.float32)
         scored = 0
         for layer, weight, bias in zip(self.layers, self._weights, self._biases, strict=True):
-            mine = layers == layer
-            count = int(np.count_nonzero(mine))
-            if count:
+            places = np.flatnonzero(layers == layer)
+            if len(places):
+                mine = _evenly(places)
                 scores[mine] = row_scores(rows[mine], weight, float(bias))
-                scored += count
+                scored += len(places)
         if scored < len(rows):
             raise ProbeError(f"rows of layers {sorted(set(layers.tolist()))}; accepted: {list(self.layers)}")
         return scores
@@ -132,3 +132,11 @@ class Ensemble:
             for column, share in enumerate(self._mix):  # one after the other: a fixed order
                 total += scores[:, column].astype(np.float64) * share
             return total.astype(np.float32)
+
+
+def _evenly(places: NDArray[np.intp]) -> slice | NDArray[np.intp]:
+    """Return places as a slice where they lie evenly, as the layers of whole tokens do: rows are then not copied."""
+    steps = np.diff(places)
+    if len(steps) and (steps != steps[0]).any():
+        return places
+    return slice(int(places[0]), int(places[-1]) + 1, int(steps[0]) if len(steps) else 1)
