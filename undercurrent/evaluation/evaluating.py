@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from undercurrent.evaluation.agreement import Agreement, agreements
 from undercurrent.evaluation.calibration import calibrate
 from undercurrent.evaluation.censoring import Censoring, censoring, in_holdout, selected_by_aborts, without_cut_labels
 from undercurrent.evaluation.detection import Detection, fired_at, running, time_to_detection
-from undercurrent.evaluation.figures import Figure, lacking
+from undercurrent.evaluation.figures import Figure, lacking, needs
 from undercurrent.evaluation.findings import Findings, SplitFacts, WrongRequest
 from undercurrent.evaluation.inputs import Values, known, labels_of, table_of
 from undercurrent.evaluation.layers import layer_cells
@@ -29,6 +30,8 @@ from undercurrent.evaluation.rivals import Arena, rivals, shuffled_labels
 from undercurrent.evaluation.slices import slices
 
 LISTED_WRONG = 20
+NEGATIVES_PER_ODDS = 50
+"""Negatives that a precision at a prevalence needs, for each negative beside one positive there."""
 
 
 def evaluate(
@@ -181,6 +184,11 @@ def _auprc_at_prevalence(sample: Sample, scores: np.ndarray, bootstrap: Bootstra
         return lacking("--prevalence")
     if sample.labels.all() or not sample.labels.any():
         return auprc(sample, scores, bootstrap)
+    # Fewer negatives cannot show the false positives that the precision is made of there: it would come out near 1.
+    least = math.ceil(NEGATIVES_PER_ODDS * (1 - options.prevalence) / options.prevalence)
+    negatives = int((~sample.labels).sum())
+    if negatives < least:
+        return needs(least, "negatives", negatives)
     return auprc(at_prevalence(sample, options.prevalence), scores, bootstrap)
 
 

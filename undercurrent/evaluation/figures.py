@@ -26,7 +26,7 @@ class Figure:
         low: lower end of the interval.
         high: upper end of the interval.
         n: requests that it is taken over.
-        effective_n: independent, equally weighted requests that would say as much.
+        effective_n: equally weighted requests that would say as much; of a share, independent ones too.
         method: how the interval was made.
         unavailable: what is printed in place of a number.
     """

@@ -49,7 +49,7 @@ def place_threshold(placing: Sample, scores: Floats, wanted_fpr: float) -> float
     negatives = int((~placing.labels).sum())
     least = math.ceil(round(RULE_OF_THREE / wanted_fpr, 6))
     if negatives < least:
-        return needs(least, "negatives", negatives)
+        return needs(least, "negatives in the threshold part", negatives)
     if np.ptp(placing.weights) == 0:
         return threshold_for_fpr(placing.labels, scores, wanted_fpr)
     return _weighted_threshold(placing, scores, wanted_fpr)

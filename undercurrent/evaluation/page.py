@@ -11,7 +11,9 @@ from plotly.offline import get_plotlyjs
 from undercurrent.evaluation.figures import brief
 from undercurrent.evaluation.findings import Findings
 from undercurrent.evaluation.inputs import UNKNOWN
+from undercurrent.evaluation.operating import OperatingPoint
 from undercurrent.evaluation.plots import plots
+from undercurrent.evaluation.rivals import Rival
 
 STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:1060px;margin:2em auto;padding:0 1em;color:#1f2328}
@@ -84,20 +86,30 @@ def _summary(found: Findings) -> Iterator[str]:
     yield grid(("figure", "value", "n"), rows)
     yield "<h2>Thresholds</h2>" + grid(
         ("chosen for", "threshold", "TPR", "FPR on test", "holds", "precision", "false stops a day", "missed a day"),
-        (
-            (p.name, p.threshold, p.tpr, p.fpr, p.holds, p.precision, p.false_stops_per_day, p.missed_per_day)
-            for p in found.operating
-        ),
+        (_point(point) for point in found.operating),
     )
+    rate = next((point for point in found.operating if point.wanted_fpr is not None), None)
     yield "<h2>What it has to beat</h2>" + grid(
-        ("baseline", "AUROC", "TPR at the first rate", "probe's gain in AUROC"),
-        [("the probe", found.auroc, found.operating[0].tpr if found.operating else None, None)]
-        + [(rival.name, rival.auroc, rival.tpr, rival.gain) for rival in found.baselines],
+        ("baseline", "AUROC", f"TPR at {rate.name}" if rate else "TPR", "probe's gain in AUROC"),
+        [("the probe", found.auroc, rate.tpr if rate else None, None)]
+        + [(rival.name, rival.auroc, *_unless_missing(rival)) for rival in found.baselines],
     )
     yield grid(
         ("control", "AUROC", "0.5 within"),
         ((control.name, control.auroc, control.passed) for control in found.controls),
     )
+
+
+def _point(point: OperatingPoint) -> Sequence[object]:
+    if point.threshold is None:
+        # Why is said once.
+        return (point.name, None, point.tpr, None, None, None, None, None)
+    rates = (point.tpr, point.fpr, point.holds, point.precision, point.false_stops_per_day, point.missed_per_day)
+    return (point.name, point.threshold, *rates)
+
+
+def _unless_missing(rival: Rival) -> Sequence[object]:
+    return (None, None) if rival.auroc.value is None else (rival.tpr, rival.gain)
 
 
 def _details(found: Findings, tokens: pd.DataFrame | None) -> Iterator[str]:

@@ -93,7 +93,8 @@ def precision_recall(found: Findings, sample: Sample, scores: Floats) -> go.Figu
     shares += [(stated, f"traffic as stated ({stated:.3%})", RED)] if stated is not None else []
     for prevalence, name, colour in shares:
         caught, false = tpr * prevalence, fpr * (1 - prevalence)
-        used = caught + false > 0
+        # Where fewer than three negatives acted, the precision at another prevalence is anybody's guess.
+        used = (caught + false > 0) & ((prevalence == share) | (fpr * (~sample.labels).sum() >= 3))
         figure.add_scatter(
             x=tpr[used],
             y=(caught[used] / (caught + false)[used]),

@@ -90,7 +90,7 @@ class Bootstrap:
             low=float(low),
             high=float(high),
             n=int(sample.labels.size),
-            effective_n=kish(np.bincount(np.unique(sample.groups, return_inverse=True)[1], sample.weights)),
+            effective_n=kish(sample.weights),
             method=f"bootstrap over groups, {self.rounds:,} rounds",
         )
 

@@ -15,7 +15,7 @@ from undercurrent.evaluation import Evidence, Options, evaluate
 from undercurrent.evaluation.detection import time_to_detection
 from undercurrent.evaluation.figures import Figure, share
 from undercurrent.evaluation.operating import operating_point
-from undercurrent.evaluation.resampling import Bootstrap, Sample, auprc, auroc, auroc_rounds, mean_rounds
+from undercurrent.evaluation.resampling import Bootstrap, Sample, at_prevalence, auprc, auroc, auroc_rounds, mean_rounds
 
 RUNS = 200
 LEAST_HITS = int(binom.ppf(0.001, RUNS, 0.95))
@@ -64,6 +64,22 @@ def test_auprc_at_its_own_share_of_positives() -> None:
         return auprc(Sample(mine, np.arange(400), np.ones(400)), rng.normal(size=400) + 1.5 * mine, BOOTSTRAP)
 
     assert LEAST_HITS <= _hits(truth, drawn) < RUNS
+
+
+def test_auprc_at_a_prevalence_that_is_not_the_samples() -> None:
+    """With as few negatives as the evaluation accepts: fifty for each that stands beside a positive."""
+    rng = np.random.default_rng(99)
+    labels = np.arange(400_000) % 2 == 0
+    scores = rng.normal(size=labels.size) + 2.0 * labels
+    whole = Sample(labels, np.arange(labels.size), np.ones(labels.size))
+    truth = auprc(at_prevalence(whole, 0.05), scores, Bootstrap(rounds=2)).value
+
+    def drawn(rng: np.random.Generator) -> Figure:
+        mine = np.arange(1150) < 200
+        sample = at_prevalence(Sample(mine, np.arange(1150), np.ones(1150)), 0.05)
+        return auprc(sample, rng.normal(size=1150) + 2.0 * mine, BOOTSTRAP)
+
+    assert _hits(truth, drawn) >= LEAST_HITS
 
 
 @pytest.mark.parametrize("rate", [0.02, 0.3])

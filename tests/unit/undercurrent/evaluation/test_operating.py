@@ -16,7 +16,7 @@ def _sample(positives: int, negatives: int) -> Sample:
 
 def test_a_rate_that_too_few_negatives_can_show_is_not_placed() -> None:
     found = place_threshold(_sample(50, 412), np.arange(462.0), 0.001)
-    assert str(found) == "n/a (needs >= 3,000 negatives, has 412)"
+    assert str(found) == "n/a (needs >= 3,000 negatives in the threshold part, has 412)"
     point = operating_point("0.1 % FPR", found, _sample(50, 50), np.arange(100.0), Options(), 0.001)
     assert {str(figure) for figure in (point.tpr, point.fpr, point.precision)} == {str(found)}
 

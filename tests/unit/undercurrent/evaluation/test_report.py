@@ -33,7 +33,7 @@ def test_clean_traffic_is_reported_without_alarm(clean: Report) -> None:
     )
     assert found.auroc.low > 0.95
     assert found.controls[0].passed is True
-    assert str(found.operating[1].tpr).startswith("n/a (needs >= 3,000 negatives, has ")
+    assert str(found.operating[1].tpr).startswith("n/a (needs >= 3,000 negatives in the threshold part, has ")
     assert found.split.moved == found.split.near_across == 0
 
 
@@ -119,7 +119,9 @@ def test_a_planted_shift_of_prevalence_is_reported() -> None:
     assert _said(report, "The share of positives differs between threshold part (")
     assert _said(report, "of the test part are positives, 0.100% of the traffic as stated")
     assert report.findings.calibration.ece.value > report.findings.calibration.ece_by_chance
-    assert report.findings.auprc_at_prevalence.value < report.findings.auprc.value
+    assert str(report.findings.auprc_at_prevalence).startswith("n/a (needs >= 49,950 negatives, has ")
+    at_a_tenth = made.report(prevalence=0.1).findings
+    assert at_a_tenth.auprc_at_prevalence.value > at_a_tenth.auprc.value
     assert report.findings.operating[0].precision.high < 0.6
 
 
