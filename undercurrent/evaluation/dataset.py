@@ -235,6 +235,8 @@ class Dataset:
                 waiting[key].append(mine)
                 if sum(piece["token_pos"].nunique() for piece in waiting[key]) >= expected[key]:
                     yield key, pd.concat(waiting.pop(key), ignore_index=True)
+            # Pages of a file that was read count as this process's memory for as long as it is mapped.
+            self._tensors.clear()
         if waiting:
             key, pieces = next(iter(waiting.items()))
             found = sum(piece["token_pos"].nunique() for piece in pieces)
