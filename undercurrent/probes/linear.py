@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,8 +12,12 @@ from undercurrent.core import ProbeFactory
 from undercurrent.errors import ProbeError
 from undercurrent.probes.folder import LinearArtefact, make_config, read_folder, write_folder
 from undercurrent.probes.scoring import row_scores
+from undercurrent.probes.sklearn_exchange import classifier_of, linear_parts
 from undercurrent.probes.trajectory import TrajectoryProbe
 from undercurrent.spec import TensorType
+
+if TYPE_CHECKING:
+    from sklearn.linear_model import LogisticRegression
 
 
 class LinearProbe(TrajectoryProbe):
@@ -76,6 +80,32 @@ class LinearProbe(TrajectoryProbe):
             raise ProbeError(f"weight {list(array.shape)} and bias {list(offset.shape)}; accepted: [width] and [1]")
         data = {"name": "linear", "layer": layer, "tensor_type": tensor_type, "threshold": threshold} | settings
         return cls(LinearArtefact(array, float(offset.reshape(-1)[0]), make_config(data, "from_arrays")))
+
+    @classmethod
+    def from_sklearn(
+        cls, estimator: Any, *, layer: int, tensor_type: TensorType | str, threshold: float, **settings: object  # noqa: ANN401
+    ) -> LinearProbe:  # fmt: skip
+        """Return a probe that scores rows as a fitted scikit-learn classifier's `decision_function` does.
+
+        Args:
+            estimator: a binary linear classifier, or a pipeline of affine steps that ends in one; see `linear_parts`.
+            layer: 0-based; the output of that decoder block.
+            tensor_type: which tensor of the layer.
+            threshold: aggregated score from which it acts.
+            **settings: as for `from_arrays`.
+
+        Raises:
+            ProbeError: the estimator is not fitted, linear or binary, or a setting is wrong.
+        """
+        weight, bias = linear_parts(estimator)
+        return cls.from_arrays(weight, bias, layer=layer, tensor_type=tensor_type, threshold=threshold, **settings)
+
+    def to_sklearn(self) -> LogisticRegression:
+        """Return a fitted classifier over rows whose `decision_function` gives this probe's scores of tokens.
+
+        Aggregation and threshold stay behind: scikit-learn knows rows only.
+        """
+        return classifier_of(self.artefact.weight64, self.artefact.bias)
 
     @classmethod
     def factory(  # type: ignore[override]  # a probe's settings are its own

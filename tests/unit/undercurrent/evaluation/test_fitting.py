@@ -6,7 +6,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from undercurrent.evaluation.fitting import fit_logistic, threshold_for_fpr
+from undercurrent.evaluation.fitting import fit_logistic, standardise, threshold_for_fpr
 
 
 def _clusters(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -58,3 +58,34 @@ def test_threshold_is_out_of_reach_when_no_positive_scores_above_the_negatives()
 def test_threshold_needs_negatives() -> None:
     with pytest.raises(ValueError, match="needs negatives"):
         threshold_for_fpr(np.array([True]), np.array([1.0]), 0.01)
+
+
+def test_rates_that_are_none_are_refused() -> None:
+    for rate in (-0.1, 1.0):
+        with pytest.raises(ValueError, match="at least 0 and below 1"):
+            threshold_for_fpr(np.array([False]), np.array([1.0]), rate)
+
+
+def test_a_share_that_floating_point_falls_short_of_is_still_given() -> None:
+    # 0.29 * 100 is 28.999999999999996.
+    scores = np.arange(100.0)
+    threshold = threshold_for_fpr(np.zeros(100, np.bool_), scores, 0.29)
+    assert (scores >= threshold).sum() == 29
+
+
+def test_weights_say_what_each_negative_stands_for() -> None:
+    scores, labels = np.arange(10.0), np.zeros(10, np.bool_)
+    repeats = np.array([1, 1, 1, 1, 1, 5, 1, 1, 4, 4])
+    weighted = threshold_for_fpr(labels, scores, 0.3, weights=repeats.astype(float))
+    repeated = threshold_for_fpr(np.zeros(20, np.bool_), np.repeat(scores, repeats), 0.3)
+    assert weighted == repeated
+    assert ((scores >= weighted) * repeats).sum() == 4
+
+
+def test_many_rows_are_standardised_in_pieces_as_in_one() -> None:
+    rng = np.random.default_rng(5)
+    rows, weights = rng.normal(size=(9000, 3)) * [1, 1e3, 1e-3] + 5, rng.uniform(0.5, 2, 9000)
+    scaler, scaled = standardise(rows, weights)
+    expected = StandardScaler().fit(rows, sample_weight=weights)
+    np.testing.assert_allclose(scaler.mean_, expected.mean_, rtol=1e-10)
+    np.testing.assert_allclose(scaled, expected.transform(rows), rtol=1e-9, atol=1e-9)

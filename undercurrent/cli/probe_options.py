@@ -1,0 +1,64 @@
+"""Options that the commands of `undercurrent probe` share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from undercurrent.errors import ConfigError
+
+
+class Positions(StrEnum):
+    """Which tokens count."""
+
+    ALL = "all"
+    GENERATED = "generated"
+    PROMPT = "prompt"
+
+
+class ProbeMode(StrEnum):
+    """What a probe is meant to do."""
+
+    SHADOW = "shadow"
+    FLAG = "flag"
+    ABORT = "abort"
+
+
+OutFolder = Annotated[Path, typer.Option("--out", "-o", file_okay=False, help="Folder to write.")]
+Name = Annotated[str | None, typer.Option("--name", help="Its name; the folder's without it.")]
+Version = Annotated[str, typer.Option("--version", help="Its version.")]
+CountedPositions = Annotated[Positions, typer.Option("--positions", help="Which tokens count.")]
+Mode = Annotated[ProbeMode | None, typer.Option("--mode", help="What it is meant to do.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the probe that is in the folder.")]
+
+
+def check_folder(out: Path, force: bool) -> None:
+    """Refuse to write over a probe that nobody said may go.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    from undercurrent.probes.folder import CONFIG_NAME
+
+    if (out / CONFIG_NAME).exists() and not force:
+        raise ConfigError(f"--out: there is a probe in {out}; --force replaces it")
+
+
+def parse_aggregation(text: str) -> Mapping[str, Any]:
+    """Return an aggregation as it stands in `probe.json`, from its kind alone or from JSON.
+
+    Raises:
+        ConfigError: it begins like JSON and is none.
+    """
+    if not text.lstrip().startswith("{"):
+        return {"kind": text}
+    try:
+        found: Mapping[str, Any] = json.loads(text)
+    except ValueError as exc:
+        raise ConfigError(f"--aggregation: {text!r:.100} is no JSON: {exc}") from exc
+    return found
