@@ -44,7 +44,7 @@ class Tree(LazyGroup):
         "probes": LazyCommand(
             target="probe_consumers.cli:app", help="Run probes on the activations of live requests.", group=True
         ),
-        "probe": LazyCommand(target="undercurrent.cli.probe:app", help="Make probes.", group=True),
+        "probe": LazyCommand(target="undercurrent.cli.probe:app", help="Train and import probes.", group=True),
         "prompts": LazyCommand(
             target="producer.cli:app", help="Send prompts and follow what is generated.", group=True
         ),

@@ -19,16 +19,22 @@ from undercurrent.cli.probe_options import (
     check_folder,
     parse_aggregation,
 )
+from undercurrent.cli.probe_training import train
 
 if TYPE_CHECKING:
     from undercurrent.probes import LinearProbe
 
-app = typer.Typer(help="Make probes.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    help="Train probes, and make them of directions from elsewhere.", no_args_is_help=True, add_completion=False
+)
 
 
 @app.callback()
 def probe() -> None:
-    """Make probes."""
+    """Train and import probes."""
+
+
+app.command()(train)
 
 
 @app.command("import")
