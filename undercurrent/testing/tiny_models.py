@@ -65,6 +65,8 @@ def build_tiny_model(
             if not values.model_type.startswith("gemma"):
                 # Large beside what the layers add, so that rounding does not grow from one to the next; Gemma scales.
                 model.get_input_embeddings().weight.normal_(0.0, 0.5 if values.tie_word_embeddings else 1.0)
+            if not values.tie_word_embeddings:
+                _prefer_text(model)
             experts = getattr(values, "num_local_experts", None) or getattr(values, "num_experts", None)
             if experts:
                 _settle_experts(model, experts)
@@ -104,6 +106,12 @@ def _draw(name: str, weights: nn.Parameter, config: PretrainedConfig) -> None:
             weights.mul_(0.25)
         # The norms of this family scale by 1 + their weight.
         weights.sub_(1.0 if around_zero else 0.0)
+
+
+def _prefer_text(model: Any) -> None:  # noqa: ANN401 - a model of transformers
+    """Let greedy generation mostly choose printable ASCII: tests of stop strings need texts."""
+    unlikely = [token for token in range(VOCAB_SIZE) if not 32 <= token < 127]
+    model.get_output_embeddings().weight[unlikely] *= 0.25
 
 
 def _settle_experts(model: Any, experts: int) -> None:  # noqa: ANN401 - a model of transformers

@@ -225,7 +225,7 @@ def _spoil_tap(worker):
     tap = next(t for t in taps.taps if t.group.tensor_type == "residual_stream")
 
     def spoil(_module, _args, output):
-        if taps._shape is not None:
+        if taps._armed:
             handle.remove()
             taps.error = RuntimeError("injected into a tap")
 
