@@ -123,7 +123,7 @@ class VLLMEngine:
         """What the worker's self-check found, empty where nothing is captured."""
         if self._ring is None:
             return {}
-        notes = [json.loads(ring.note or "{}") for ring in (self._ring, *self._more_rings)]
+        notes = [_note(ring.note) for ring in (self._ring, *self._more_rings)]
         # Any rank may be the one that cannot capture.
         return next((note for note in notes if "error" in note), notes[0])
 
@@ -389,3 +389,12 @@ def _reason(error: ValueError) -> str:
 def _finish_reason(reason: str | None) -> str | None:
     """Return vLLM's reason as the contract has it: an internal error is an end that nobody asked for, no completion."""
     return "abort" if reason == "error" else reason
+
+
+def _note(text: str) -> dict[str, Any]:
+    """Return what a worker left in its ring; a text that was cut there is an error's."""
+    try:
+        values: dict[str, Any] = json.loads(text or "{}")
+    except ValueError:
+        return {"error": text}
+    return values

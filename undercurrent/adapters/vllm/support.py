@@ -144,7 +144,7 @@ MODELS: tuple[Row, ...] = (
     Row(
         "LFM2",
         Status.NOT_RUN,
-        "vLLM's CPU build computes other short convolutions than transformers, uncaptured as well",
+        "vLLM without capture computes something else than transformers here; why is not known",
     ),
     Row("Qwen2.5-VL", Status.NOT_RUN, "its module in vLLM needs torchvision: No module named 'torchvision'"),
 )
