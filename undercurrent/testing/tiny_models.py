@@ -68,7 +68,7 @@ def build_tiny_model(
             if not values.tie_word_embeddings:
                 _prefer_text(model)
             experts = getattr(values, "num_local_experts", None) or getattr(values, "num_experts", None)
-            if experts:
+            if experts and experts <= width:
                 _settle_experts(model, experts)
     model.generation_config.eos_token_id = EOS_ID
     model.to(getattr(torch, dtype)).save_pretrained(folder)
