@@ -8,11 +8,13 @@ ACCELERATOR ?= auto
 export TORCH_INDEX ACCELERATOR PYTHON
 
 BIN := .venv/bin
+# How long `make soak` lasts.
+MINUTES ?= 60
 # Arguments for the command behind a target: make demo ARGS='--prompt "..."', make test ARGS='-k ring'
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint format lock lock-gpu clean
+.PHONY: help setup demo test soak check lint format lock lock-gpu clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -24,13 +26,17 @@ demo: setup ## watch a probe in another process stop a real model
 	@$(BIN)/undercurrent demo $(ARGS)
 
 test: setup ## run the tests
-	$(BIN)/python -m pytest $(ARGS)
+	@scripts/test.sh $(ARGS)
 
-lint: setup ## format, lint, types, layers: everything but the tests
+soak: setup ## kill, freeze and cut off a ring for MINUTES=60, and check what came of it; needs KAFKA_HOME or Docker
+	@$(BIN)/python -m tests.faults.soak --minutes $(MINUTES) $(ARGS)
+
+lint: setup ## format, lint, types, layers, schemas: everything but the tests
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/schema_evolution.py
 
 check: lint test ## lint, then test
 

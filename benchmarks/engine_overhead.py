@@ -6,6 +6,9 @@ All engines are resident; those that are not visited are stopped (SIGSTOP). Each
 visits of the plain engine, in an order that is shuffled each round, until the 95 % interval of its median ratio lies
 within +-0.03 or there are `--pairs` of them. The last line is one JSON object. Figures are ratios of one run.
 
+After each visit that is published, a consumer reads the topic: what the engine computed, what the broker acknowledged
+and what it read are equal to the last activation, and nothing was dropped, or the run ends.
+
     null_*       capture on; the ring's reader drops everything
     publish_*    capture on; the publisher process writes to Apache Kafka; `1k`: 4 of 8 layers of a model of width 1024
     idle         taps installed for all layers, no request captured
@@ -30,10 +33,11 @@ from typing import Any, Unpack
 import numpy as np
 
 from benchmarks.overhead import load
+from benchmarks.overhead.counting import Consumer, check_counts
 from benchmarks.overhead.figures import Ratios
 from benchmarks.overhead.processes import RING_BYTES, EngineProcess, Heard, Meter, Reader, Task
-from engine_worker.publisher import PublisherSettings
-from engine_worker.publisher_streams import Identity
+from engine_worker.publisher_messages import Identity
+from engine_worker.publisher_telling import PublisherSettings
 from engine_worker.publishing import PublisherProcess
 from undercurrent.capture.ring import Ring
 from undercurrent.kafka.admin import TopicAdmin
@@ -59,6 +63,7 @@ class Bench:
             name: EngineProcess(wide if name == WIDE else model, layers) for name, layers in LAYERS_OF.items()
         }
         self.recording = folder / "frames"
+        self.recorded: dict[str, Any] = {}
         self.number = 0
         self.cost: defaultdict[str, list[dict[str, float]]] = defaultdict(list)
         self._publishers = 0
@@ -88,7 +93,7 @@ class Bench:
         engine = self.tapped["all"]
         assert engine.ring is not None
         with self._reader("record", engine.ring, str(self.recording)):
-            self._visit_to_the_end(engine)
+            self.recorded = self._visit_to_the_end(engine)
 
     def added_us(self, name: str, requests: int) -> dict[str, float]:
         """Return what capture adds to the engine's thread in a step, microseconds of CPU, and the step.
@@ -128,6 +133,7 @@ class Bench:
         engine = self.tapped[name]
         assert engine.ring is not None
         heard, publisher = self._publisher(engine.ring, name)
+        consumer = Consumer(self.broker.settings(), f"bench.{name}")
         meter = Meter(publisher.pid, self.broker.pid)
         answer = self._visit(engine, asleep=False)
         wait_until(lambda: heard.ended >= answer["requests"], 120, "the last acknowledgement")
@@ -136,6 +142,7 @@ class Bench:
         publisher.end()
         if answer["dropped"]:
             raise SystemExit(f"{answer['dropped']} rows were dropped: a faster reader or a larger ring is needed")
+        self._check(variant, name, answer, heard, consumer)
         self._note(variant, cpu, heard, answer)
         started = answer["started_s"]
         return answer["tokens"] / (answer["ended_s"] - started), answer["tokens"] / (heard.last_ended_s - started)
@@ -144,6 +151,7 @@ class Bench:
         # A ring of its own: what is played opens the same streams each time.
         played = Ring.create(RING_BYTES)
         heard, publisher = self._publisher(played, "all")
+        consumer = Consumer(self.broker.settings(), "bench.all")
         command = [sys.executable, "-m", "benchmarks.overhead.readers", "play", played.path, str(self.recording)]
         player = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert player.stdin is not None
@@ -159,8 +167,14 @@ class Bench:
         cpu = meter.read()
         publisher.end()
         played.close()
+        self._check("control", "all", self.recorded, heard, consumer)
         self._note("control", cpu, heard, answer)
         return _rate(answer), _rate(answer)
+
+    @staticmethod
+    def _check(variant: str, name: str, answer: dict[str, Any], heard: Heard, consumer: Consumer) -> None:
+        computed = answer["positions"] * len(LAYERS_OF[name])
+        check_counts(variant, computed, answer["requests"], heard.records, consumer.read())
 
     def _note(self, variant: str, cpu: dict[str, float], heard: Heard, answer: dict[str, Any]) -> None:
         figures = {

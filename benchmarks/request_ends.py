@@ -27,8 +27,9 @@ import numpy as np
 from benchmarks.overhead import load
 from benchmarks.overhead.processes import RING_BYTES, Heard, Meter
 from engine_worker.driver import EngineDriver
-from engine_worker.publisher import PublisherSettings
-from engine_worker.publisher_streams import Identity, StreamWriter
+from engine_worker.publisher_messages import Identity
+from engine_worker.publisher_streams import StreamWriter
+from engine_worker.publisher_telling import PublisherSettings
 from engine_worker.publishing import PublisherProcess
 from undercurrent.adapters.base import EngineDelta
 from undercurrent.adapters.vllm.engine import VLLMEngine

@@ -10,9 +10,11 @@ outbox.py        queues before the producer of everything but activations
 writer.py        what is written there
 driver.py        requests into the engine, deltas out of it
 publishing.py    the publisher process, seen from here
-worker.py        the asyncio loop that owns the protocol and carries out what it decides
+worker.py        the asyncio loop that owns the protocol and carries out what it decides; parts.py: what it works with
+stall.py         how long something stands still
 observer.py      metrics and readiness
 children.py      ends the processes below this one
+building.py      the engine, and the rings that it writes to
 publisher.py, publisher_streams.py   the publisher process itself
 __main__.py      builds the clients
 """

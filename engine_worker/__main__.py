@@ -1,4 +1,4 @@
-"""`undercurrent-engine`: the one module of the engine worker that builds clients and engines."""
+"""`undercurrent-engine`: the one module of the engine worker that builds clients."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from engine_worker.announcing import ANNOUNCE_S, announce
+from engine_worker.building import build_engine, rings_of
 from engine_worker.children import kill_descendants
 from engine_worker.config import WorkerConfig, worker_config
 from engine_worker.driver import EngineDriver
@@ -22,18 +25,19 @@ from engine_worker.intake import Offer
 from engine_worker.member import Member
 from engine_worker.observer import Observer
 from engine_worker.outbox import Outbox
-from engine_worker.publisher_streams import Identity
+from engine_worker.parts import Parts
+from engine_worker.publisher_messages import Identity
 from engine_worker.publishing import PublisherProcess, publisher_settings
-from engine_worker.records import letter_bytes
 from engine_worker.scan import Scan, scan
+from engine_worker.sweeper import Sweeper
 from engine_worker.tail import LogTail
-from engine_worker.worker import EngineWorker, Parts
-from undercurrent.adapters.base import Engine
+from engine_worker.unreadable import Judge
+from engine_worker.worker import EngineWorker
+from undercurrent.acls import Names, Service, letters_group, topics_of
 from undercurrent.capture.lengths import LengthTable
-from undercurrent.capture.ring import Ring
 from undercurrent.cli.options import EngineKind
 from undercurrent.cli.running import EXIT_FAILED, exit_code
-from undercurrent.errors import ConfigError, ProbingError
+from undercurrent.errors import ProbingError
 from undercurrent.kafka.admin import TopicAdmin
 from undercurrent.kafka.client import Isolation
 from undercurrent.kafka.offsets import OffsetLookup
@@ -41,7 +45,8 @@ from undercurrent.kafka.publisher import Publisher
 from undercurrent.kafka.reader import AssignedReader
 from undercurrent.kafka.records import Partition
 from undercurrent.kafka.subscriber import GroupSubscriber
-from undercurrent.pipeline import reachable, read_sections
+from undercurrent.kafka.transactions import TransactionalWriter
+from undercurrent.pipeline import permitted, reachable, read_sections
 from undercurrent.protocol.guards import GuardBook
 from undercurrent.protocol.worker import WorkerCore
 from undercurrent.service.config import naming
@@ -49,75 +54,14 @@ from undercurrent.service.health import HealthServer, Heartbeat
 from undercurrent.service.logging import LogFormat, setup_logging
 from undercurrent.service.metrics import EngineMetrics, PublisherMetrics
 from undercurrent.service.processes import StopRequest
-from undercurrent.spec import Overflow
+from undercurrent.subjects import codec_of, with_ids
 
 logger = logging.getLogger(__name__)
 
 Post = Callable[[Callable[[], None]], None]
 
-PIPELINE_RANKS = "pipeline_parallel_size"
 _DRAIN_S = 10.0
-
-
-def rings_of(config: WorkerConfig) -> tuple[Ring, ...]:
-    """Return the rings that the engine writes to: none without points, else one per pipeline rank.
-
-    Raises:
-        ConfigError: the number of ranks is none.
-    """
-    if not len(config.points):
-        return ()
-    ranks = config.own.engine.args.get(PIPELINE_RANKS, 1) if config.own.engine.kind is EngineKind.VLLM else 1
-    if not isinstance(ranks, int) or ranks < 1:
-        raise ConfigError(f"engine.args.{PIPELINE_RANKS} is {ranks!r:.40}; accepted: a whole number from 1 on")
-    section = config.own.publisher
-    # The lengths of requests stand in the first one.
-    return tuple(
-        Ring.create(section.ring_mib << 20, slots=1 if rank else section.request_slots) for rank in range(ranks)
-    )
-
-
-def build_engine(config: WorkerConfig, rings: Sequence[Ring]) -> Engine:
-    """Return the engine that the configuration names; it has not started.
-
-    Args:
-        config: of the worker.
-        rings: see `rings_of`.
-
-    Raises:
-        ConfigError: its arguments are wrong.
-    """
-    section, points = config.own.engine, tuple(config.points)
-    ring = rings[0] if rings else None
-    options: dict[str, Any] = {"check_plans": section.check_plans, "served_name": section.served_name}
-    if section.max_tap_bytes is not None:
-        options["max_tap_bytes"] = section.max_tap_bytes
-    # Each is imported where it is wanted alone: the others' libraries may not be installed.
-    try:
-        if section.kind is EngineKind.FAKE:
-            from undercurrent.testing.fake_engine import FakeEngine
-
-            return FakeEngine(points=points, ring=ring, **section.args)
-        if section.kind is EngineKind.HF:
-            from undercurrent.adapters.hf.engine import HFEngine
-
-            return HFEngine(section.model, engine_args=section.args, points=points, ring=ring, **options)
-        from undercurrent.adapters.vllm.engine import VLLMEngine
-
-        return VLLMEngine(
-            section.model,
-            engine_args=section.args,
-            points=points,
-            ring=ring,
-            more_rings=rings[1:],
-            nice=section.nice,
-            allow_untested=section.allow_untested,
-            **options,
-        )
-    except TypeError as exc:
-        raise ConfigError(f"engine.args: {exc}") from exc
-    except ModuleNotFoundError as exc:
-        raise ConfigError(f"engine.kind {section.kind.value} needs {exc.name}, which is not installed") from exc
+_LEAVE_S = 5.0
 
 
 class Assembly:
@@ -133,22 +77,25 @@ class Assembly:
 
     def __init__(self, config: WorkerConfig, stop: StopRequest, registry: CollectorRegistry) -> None:
         self.config = config
-        names = {"loop": 30.0, "member": 60.0, "tail": 60.0, "verdicts": 60.0}
+        names = {"loop": 30.0, "member": 60.0, "tail": 60.0, "verdicts": 60.0, "letters": 300.0}
         self._hearts = {name: Heartbeat(name, limit_s) for name, limit_s in names.items()}
         self._stop = stop
-        self._kafka = config.kafka.with_room(letter_bytes(config.plan))
+        self._kafka = config.kafka.with_room(config.plan.letter_bytes(config.plan.prompts))
         self._rings = rings_of(config)
         self._engine = build_engine(config, self._rings)
+        self._member: Member | None = None
         self._lookup = OffsetLookup(config.kafka)
         self._admin = TopicAdmin(config.kafka)
+        self._metrics = EngineMetrics(registry, config.points.names)
         metrics = PublisherMetrics(registry, config.points.names)
-        metrics.buffer_limit.set(config.own.publisher.max_cycle_mib << 20)
+        # A cycle in flight, and what waits behind it.
+        metrics.buffer_limit.set((config.own.publisher.max_cycle_mib + config.own.publisher.buffer_mib) << 20)
         self.observer = Observer(
             prompts=config.plan.prompts,
-            engine=EngineMetrics(registry),
+            engine=self._metrics,
             publisher=metrics,
             lookup=self._lookup,
-            check_partitions=lambda: self._admin.check_partitions(config.plan.topics()),
+            check_partitions=self._check_partitions,
             steps=lambda: self._engine.steps,
             heartbeat=self._hearts["loop"],
             rings=self._rings,
@@ -175,7 +122,7 @@ class Assembly:
                 loop.call_soon_threadsafe(work)
 
         # Before the engine, which takes a minute to start: a missing topic is said at once.
-        await asyncio.to_thread(self._admin.check_partitions, self.config.plan.topics())
+        await asyncio.to_thread(self._check_partitions)
         if not await self._started():
             logger.info("stopped before the engine was ready")
             return
@@ -183,15 +130,28 @@ class Assembly:
         logger.info("engine ready: %s, %d layers, width %d", info.model, info.layers, info.width)
         outbox = Outbox(Publisher(self._kafka), post, worker.on_failure)
         outbox.start()
-        incarnation = await announce(outbox, self.config.plan, self.config.own.engine.name)
+        incarnation = await announce(outbox, self.config.plan, self.config.own.engine.name, codec_of(self.config.kafka))
         parts = self._parts(worker, outbox, post, incarnation)
         worker.attach(parts)
         publisher = self._publisher(post, worker, incarnation)
         if publisher is not None:
             await asyncio.to_thread(publisher.wait_ready, ANNOUNCE_S)
         logger.info("ready: engine %s, incarnation %d", self.config.own.engine.name, incarnation)
+        if self.config.holdout.share:
+            logger.warning("holdout: no probe stops %g of the requests, chosen by hash", self.config.holdout.share)
+        sweeper = self._sweeper()
+        sweeper.start()
         await worker.run()
+        sweeper.stopping()
         await self._end(parts, publisher)
+        await asyncio.to_thread(sweeper.stop, _LEAVE_S)
+        if worker.replaced is not None:
+            raise worker.replaced
+
+    async def leave_group(self) -> None:
+        """Leave the group of the prompts, so that others take over at once; nothing is said of what is in flight."""
+        if self._member is not None:
+            await asyncio.to_thread(self._member.stop, _LEAVE_S)
 
     async def close_engine(self) -> None:
         """Stop the engine's processes; what they hold is nobody's any more."""
@@ -206,13 +166,17 @@ class Assembly:
             await task
         return not self._stop.is_set()
 
+    def _check_partitions(self) -> None:
+        """Look at the topics that it reads and writes; of others it may not even know the names."""
+        self._admin.check_partitions(topics_of(self.config.plan, Service.ENGINE))
+
     def _publisher(self, post: Post, worker: EngineWorker, incarnation: int) -> PublisherProcess | None:
         config, info = self.config, self._engine.info
         if not self._rings:
             return None
         path, *more = (ring.path for ring in self._rings)
         settings = publisher_settings(
-            config.kafka,
+            config.publisher_kafka,
             config.plan,
             ring=path,
             more_rings=more,
@@ -224,23 +188,26 @@ class Assembly:
             ),
             interval_ms=config.own.publisher.interval_ms,
             max_cycle_mib=config.own.publisher.max_cycle_mib,
+            max_buffer_mib=config.own.publisher.buffer_mib,
             max_held_mib=config.own.publisher.max_held_mib,
-            blocking=[point.name for point in config.points.extraction_points if point.overflow is Overflow.BLOCK],
+            points=config.points.extraction_points,
             logging=config.own.logging,
         )
         publisher = PublisherProcess(post, worker)
+        worker.publishers = publisher.pids
         publisher.start(settings)
         return publisher
 
     def _parts(self, worker: EngineWorker, outbox: Outbox, post: Post, incarnation: int) -> Parts:
         config, plan, kafka = self.config, self.config.plan, self.config.kafka
-        section = config.own.guards
         core = WorkerCore(
             config.own.engine.name,
             incarnation,
             plan.prompt_partitions,
             config.limits,
-            GuardBook(section.probes, absent_after_s=section.absent_after_s),
+            GuardBook(config.guards),
+            config.brake,
+            config.holdout,
         )
         member = Member(
             prompts=plan.prompts,
@@ -254,8 +221,13 @@ class Assembly:
             listener=worker,
             heartbeat=self._hearts["member"],
             handover_s=config.own.limits.handover_s,
+            loop=self._hearts["loop"],
+            stall_s=config.own.limits.stall_s,
         )
-        verdicts = LogTail(self._hearts["verdicts"], self._verdict_reader, post, worker) if section.probes else None
+        self._member = member
+        verdicts = (
+            LogTail(self._hearts["verdicts"], self._verdict_reader, post, worker) if config.guards.probes else None
+        )
         return Parts(
             core=core,
             driver=EngineDriver(self._engine, worker, LengthTable(self._rings[0].lengths) if self._rings else None),
@@ -271,6 +243,30 @@ class Assembly:
                 activation_partitions=plan.activation_partitions,
                 max_children=config.own.limits.max_children,
             ),
+        )
+
+    def _sweeper(self) -> Sweeper:
+        config, plan, metrics = self.config, self.config.plan, self._metrics
+        group = letters_group(plan, Names(engine_group=config.own.group.name))
+        # Nobody waits for what it finds: brokers may let it wait longer.
+        patient = {"fetch.wait.max.ms": 500, **config.kafka.options}
+        kafka = config.kafka.model_copy(update={"options": patient})
+        largest = max(plan.letter_bytes(topic) for topic in plan.swept)
+        return Sweeper(
+            make_subscriber=lambda handler: GroupSubscriber(
+                kafka,
+                group,
+                plan.swept,
+                handler,
+                assignor=config.own.group.assignor,
+                isolation=Isolation.READ_COMMITTED,
+            ),
+            make_writer=lambda: TransactionalWriter(kafka.with_room(largest), f"{group}.{uuid.uuid4().hex}"),
+            lookup=self._lookup,
+            judge=Judge(plan, codec_of(config.kafka), config.own.engine.name),
+            dead_letters=plan.dlq,
+            count=lambda topic: metrics.unreadable.labels(topic.removeprefix(f"{plan.prefix}.")).inc(),
+            heartbeat=self._hearts["letters"],
         )
 
     def _verdict_reader(self) -> AssignedReader:
@@ -336,7 +332,11 @@ def serve(
         config = worker_config(read_sections(path), path.parent, bootstrap_servers, engine)
     stop = StopRequest().install()
     setup_logging(log_format or config.own.logging.format, config.own.logging.level, service="engine")
-    reachable(config.kafka)
+    kafka = permitted(reachable(config.kafka), Service.ENGINE, config.plan, Names(engine_group=config.own.group.name))
+    kafka = with_ids(kafka, config.plan, stop.wait)
+    # Whoever publishes has perhaps other credentials, and needs no registry: the ids are handed on.
+    published = config.publisher_kafka.model_copy(update={"registry": kafka.registry})
+    config = replace(config, kafka=kafka, publisher_kafka=published)
     registry = CollectorRegistry()
     assembly = Assembly(config, stop, registry)
     where = config.own.metrics
@@ -360,6 +360,8 @@ async def _supervise(assembly: Assembly) -> None:
     except BaseException as exc:
         code = exit_code(exc) if isinstance(exc, ProbingError) else EXIT_FAILED
         logger.critical("the worker ends: %s: %s", type(exc).__name__, exc, exc_info=not isinstance(exc, ProbingError))
+        # Not said to be given up: if a request has done this to the engine, the log must show it.
+        await assembly.leave_group()
         with contextlib.suppress(Exception):
             await asyncio.wait_for(assembly.close_engine(), _DRAIN_S)
     kill_descendants()

@@ -11,7 +11,8 @@ engine:
   model: /models/llama
   args: {max_model_len: 4096}   # of vLLM's AsyncEngineArgs; for `hf` of its HFOptions
 group: {name: engine, assignor: cooperative-sticky}
-guards: {probes: [secret], wait_s: 1.0}
+guards: {probes: [secret], wait_s: 1.0, max_lag_s: 30}
+brake: {max_abort_share: 0.2, window: 500, min_requests: 100}     # none without it
 limits: {max_in_flight: 64, handover_s: 5, shutdown_s: 20}
 publisher: {interval_ms: 20, ring_mib: 64}
 metrics: {port: 9100}
@@ -24,15 +25,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, StrictStr, model_validator
 
 from undercurrent.cli.options import EngineKind
 from undercurrent.errors import ConfigError
 from undercurrent.kafka.client import Assignor, KafkaSettings
+from undercurrent.kafka.settings import Scalar
 from undercurrent.pipeline import connection, topic_plan, validated
+from undercurrent.protocol.brake import BrakeLimits
+from undercurrent.protocol.guarding import GuardRules
+from undercurrent.protocol.holdout import HoldoutRule
 from undercurrent.protocol.worker_types import WorkerLimits
 from undercurrent.service.sections import LoggingSection, MetricsSection
-from undercurrent.spec import ProbeSpec, check_pipeline, load_yaml_file
+from undercurrent.spec import OnUnavailable, ProbeSpec, check_pipeline, load_yaml_file
 from undercurrent.topics import TopicPlan
 
 Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
@@ -90,12 +95,37 @@ class GuardsSection(_Section):
     Args:
         probes: names of their bindings; each final says how far they are.
         wait_s: how long a final waits for their verdicts.
-        absent_after_s: a probe that no host has announced for so long is absent.
+        absent_after_s: a probe that no host has announced for so long is absent, and its point's `on_unavailable` is
+            acted on.
+        max_lag_s: a probe that is further behind the end of its log guards no point.
     """
 
     probes: tuple[StrictStr, ...] = ()
     wait_s: Seconds = 1.0
     absent_after_s: Annotated[float, Field(gt=0)] = 3.0
+    max_lag_s: Annotated[float, Field(gt=0)] = 30.0
+
+
+class BrakeSection(_Section):
+    """When a probe that stops too many requests is not listened to any more, until it is resumed.
+
+    Off by default: whoever can make requests that a probe stops can put the brake on.
+
+    Args:
+        max_abort_share: largest share of the window that one probe may stop.
+        window: requests that are looked back at, of those that this worker started.
+        min_requests: with fewer in the window nothing is braked.
+    """
+
+    max_abort_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    window: Annotated[int, Field(gt=0, le=1_000_000)] = 500
+    min_requests: Annotated[int, Field(gt=0)] = 100
+
+    @model_validator(mode="after")
+    def _reachable(self) -> BrakeSection:
+        if self.min_requests > self.window:
+            raise ValueError(f"min_requests {self.min_requests} is above window {self.window}: it would never brake")
+        return self
 
 
 class LimitsSection(_Section):
@@ -103,7 +133,8 @@ class LimitsSection(_Section):
 
     Args:
         max_in_flight: requests in the engine at once.
-        max_waiting: prompts of a partition that wait in memory before its intake pauses.
+        max_waiting: prompts of a partition that wait in memory before its intake pauses; of those that wait for a
+            guard, four times as many more.
         max_children: most continuations of one prompt.
         delta_interval_ms: tokens of a request are gathered for so long.
         handover_s: how long in-flight requests may go on when their partition is asked back.
@@ -129,23 +160,36 @@ class PublisherSection(_Section):
         interval_ms: least time from one drain of the ring to the next: what an abort waits for at most.
         ring_mib: size of the ring, MiB.
         max_cycle_mib: most bytes of records in one cycle, MiB.
+        buffer_mib: most bytes that wait while the broker is at work on a cycle, MiB: what bridges its absence.
         max_held_mib: most bytes of rows whose tokens this worker has not seen yet, MiB.
         request_slots: children of requests that can be under way at once.
+        kafka: keys that take the place of those of the `kafka` section, where this process has credentials of its own.
     """
 
     interval_ms: Annotated[float, Field(ge=0)] = 20.0
     ring_mib: Annotated[int, Field(gt=0)] = 64
     max_cycle_mib: Annotated[int, Field(gt=0)] = 32
+    buffer_mib: Annotated[int, Field(gt=0)] = 256
     max_held_mib: Annotated[int, Field(gt=0)] = 32
     request_slots: Annotated[int, Field(gt=0, le=1 << 24)] = 65_536
+    kafka: dict[str, Scalar] = Field(default_factory=dict, repr=False)  # it may hold secrets
 
 
 class WorkerSections(_Section):
-    """The sections of the engine worker itself."""
+    """The sections of the engine worker itself.
+
+    Args:
+        holdout_share: share of the requests, by hash of their id, that runs to its end whatever a probe asks for. 0 by
+            default: what a probe would stop is let through.
+        holdout_salt: goes into that hash, for where whoever chooses the ids may not know which of them are held out.
+    """
 
     engine: EngineSection = Field(default_factory=EngineSection)
     group: GroupSection = Field(default_factory=GroupSection)
     guards: GuardsSection = Field(default_factory=GuardsSection)
+    brake: BrakeSection = Field(default_factory=BrakeSection)
+    holdout_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    holdout_salt: SecretStr = SecretStr("")
     limits: LimitsSection = Field(default_factory=LimitsSection)
     publisher: PublisherSection = Field(default_factory=PublisherSection)
     metrics: MetricsSection = Field(default_factory=MetricsSection)
@@ -158,12 +202,14 @@ class WorkerConfig:
 
     Args:
         kafka: the connection.
+        publisher_kafka: the publisher's.
         plan: the topics.
         points: the extraction points.
         own: the rest.
     """
 
     kafka: KafkaSettings
+    publisher_kafka: KafkaSettings
     plan: TopicPlan
     points: ProbeSpec
     own: WorkerSections
@@ -183,6 +229,29 @@ class WorkerConfig:
             control_keep_s=self.plan.control_retention_ms / 1000,
             dedupe_window_s=self.plan.dedupe_window_ms / 1000,
         )
+
+    @property
+    def guards(self) -> GuardRules:
+        """Who guards the points, and what is done where nobody does, as the protocol takes it."""
+        given = self.own.guards
+        return GuardRules(
+            probes=given.probes,
+            absent_after_s=given.absent_after_s,
+            max_lag_s=given.max_lag_s,
+            policies={point.name: point.on_unavailable for point in self.points},
+            partitions=self.plan.activation_partitions,
+        )
+
+    @property
+    def brake(self) -> BrakeLimits:
+        """When a probe is braked, as the protocol takes it."""
+        given = self.own.brake
+        return BrakeLimits(max_abort_share=given.max_abort_share, window=given.window, min_requests=given.min_requests)
+
+    @property
+    def holdout(self) -> HoldoutRule:
+        """Which requests no probe stops, as the protocol takes it."""
+        return HoldoutRule(share=self.own.holdout_share, salt=self.own.holdout_salt.get_secret_value())
 
     @property
     def group_id(self) -> str:
@@ -219,9 +288,30 @@ def worker_config(
     path = sections.get("points")
     points = ProbeSpec(version=1, extraction_points=()) if path is None else load_yaml_file(folder / str(path))
     check_pipeline(points)
+    _check_guarded(points, own)
+    kafka = connection(sections, bootstrap_servers)
     return WorkerConfig(
-        kafka=connection(sections, bootstrap_servers), plan=topic_plan(sections, folder), points=points, own=own
+        kafka=kafka,
+        publisher_kafka=_overlaid(kafka, own.publisher.kafka),
+        plan=topic_plan(sections, folder),
+        points=points,
+        own=own,
     )
+
+
+def _check_guarded(points: ProbeSpec, own: WorkerSections) -> None:
+    for point in points:
+        if point.on_unavailable is not OnUnavailable.CONTINUE and not own.guards.probes:
+            raise ConfigError(
+                f"guards.probes: names no probe, and extraction point {point.name!r} has on_unavailable: "
+                f"{point.on_unavailable.value}; name the bindings that guard it, or let it continue"
+            )
+
+
+def _overlaid(kafka: KafkaSettings, keys: Mapping[str, Scalar]) -> KafkaSettings:
+    if not keys:
+        return kafka
+    return validated(KafkaSettings, {**kafka.keys(), **keys}, "publisher.kafka")
 
 
 def _check_slots(own: WorkerSections) -> None:

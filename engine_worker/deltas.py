@@ -57,6 +57,11 @@ class DeltaBuffer:
         self._children.pop(key, None)
         self._dirty.pop(key, None)
 
+    def close_all(self, partition: int) -> None:
+        """Forget every run of a prompt partition."""
+        for key in [key for key, origin in self._origins.items() if origin.partition == partition]:
+            self.close(key)
+
     def add(self, key: RunKey, index: int, token_ids: tuple[int, ...], text: str) -> None:
         """Gather tokens of a child."""
         children = self._children.get(key)

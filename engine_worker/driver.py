@@ -81,13 +81,19 @@ class EngineDriver:
         """Requests in the engine."""
         return len(self._tasks)
 
-    def start(self, key: RunKey, prompt: Prompt) -> None:
-        """Give a request to the engine."""
+    def start(self, key: RunKey, prompt: Prompt, rollouts: int = 0) -> None:
+        """Give a request to the engine.
+
+        Args:
+            key: the run.
+            prompt: what to run.
+            rollouts: next offset of the rollouts topic: what lies below is in force for its streams.
+        """
         request = prompt.request
         if request is None:
             raise ValueError("only a decoded prompt can run")
         self._runs[key] = run = _Run(prompt.n, dict.fromkeys(range(prompt.n), 0))
-        self._spawn(self._tasks, key, self._run(key, _engine_request(key, prompt, request), run))
+        self._spawn(self._tasks, key, self._run(key, _engine_request(key, prompt, request, rollouts), run))
 
     def abort(self, key: RunKey, index: int | None = None) -> None:
         """Stop a request, or one child of it, from the engine's next step on."""
@@ -177,7 +183,7 @@ def engine_id(key: RunKey) -> str:
     return f"{key.request_id}#{key.attempt}"
 
 
-def _engine_request(key: RunKey, prompt: Prompt, request: PromptRequest) -> EngineRequest:
+def _engine_request(key: RunKey, prompt: Prompt, request: PromptRequest, rollouts: int) -> EngineRequest:
     capture = None
     if prompt.points:
         capture = CaptureOrder(
@@ -186,6 +192,7 @@ def _engine_request(key: RunKey, prompt: Prompt, request: PromptRequest) -> Engi
             points=prompt.points,
             partition=prompt.stream_partition,
             tenant=request.tenant,
+            rollouts=rollouts,
         )
     return EngineRequest(
         engine_id=engine_id(key),

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from math import inf
 
 from undercurrent.codec import Codec
-from undercurrent.codec.framing import HEADER_BYTES
 from undercurrent.errors import DecodeError
 from undercurrent.kafka.records import Record
+from undercurrent.protocol.frames import body_of
 from undercurrent.protocol.messages import PromptRequest, Sampling
 from undercurrent.protocol.worker_partition import Finished
 from undercurrent.protocol.worker_types import Defect, Prompt
@@ -82,7 +82,7 @@ def read_prompt(codec: Codec, record: Record, offer: Offer) -> Prompt | Defect:
 
 def content_hash_of(record: Record) -> bytes:
     """Return the SHA-256 of a prompt's body, without the frame around it."""
-    return hashlib.sha256((record.value or b"")[HEADER_BYTES:]).digest()
+    return hashlib.sha256(body_of(record.value or b"")).digest()
 
 
 def finished_below(end: int, records: Iterable[Record]) -> dict[str, Finished]:

@@ -14,15 +14,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from engine_worker.scan import Scan
-from undercurrent.errors import CommitError, UnreachableError
+from engine_worker.stall import StallClock
+from undercurrent.errors import CommitError, EngineDeadError, UnreachableError
+from undercurrent.failpoints import failpoint
 from undercurrent.kafka.events import PartitionProblem
 from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.records import Partition, Record
 from undercurrent.kafka.subscriber import CommitResult, GroupSubscriber, RebalanceHandler
-from undercurrent.protocol.epochs import LogRange, Position, begin, encode_metadata
+from undercurrent.protocol.epochs import LogRange, Position, begin, encode_metadata, taken_by_retention
 from undercurrent.protocol.worker_partition import Finished
 from undercurrent.service.health import Heartbeat
 
@@ -39,6 +42,9 @@ class MemberListener(Protocol):
 
     def on_acquired(self, partition: int, position: Position, past: Mapping[str, Finished]) -> None:
         """A partition's epoch is committed; it is paused until told otherwise. `past` are finished prompts by id."""
+
+    def on_gone(self, partition: int, offsets: LogRange, done: Callable[[], None]) -> None:
+        """Retention has taken prompts that nobody had finished; `done` when that is declared."""
 
     def on_prompts(self, epochs: Mapping[int, int], records: Sequence[Record]) -> None:
         """Prompts were fetched, under these epochs."""
@@ -65,6 +71,7 @@ class _Taking:
     sent_s: float = 0.0
     ok: bool = False
     scan: Scan | None = None
+    undeclared: set[LogRange] | None = None
 
 
 class Member:
@@ -80,6 +87,8 @@ class Member:
         listener: hears.
         heartbeat: of the thread.
         handover_s: how long a revoked partition is kept at most.
+        loop: heartbeat of the loop that this thread works for.
+        stall_s: when that has stood still for so long, the group is left: nothing would be done for its partitions.
     """
 
     def __init__(
@@ -94,6 +103,8 @@ class Member:
         listener: MemberListener,
         heartbeat: Heartbeat,
         handover_s: float,
+        loop: Heartbeat,
+        stall_s: float,
     ) -> None:
         self.heartbeat = heartbeat
         self._prompts = prompts
@@ -104,6 +115,8 @@ class Member:
         self._post = post
         self._listener = listener
         self._patience_s = handover_s + 2.0
+        self._loop = loop
+        self._stall = StallClock(stall_s, time.monotonic())
         self._orders: queue.SimpleQueue[Callable[[GroupSubscriber], None]] = queue.SimpleQueue()
         self._taking: dict[int, _Taking] = {}
         self._epochs: dict[int, int] = {}
@@ -163,6 +176,7 @@ class Member:
 
     def on_revoked(self, partitions: list[Partition]) -> None:
         """Keep the partitions until the loop has let them go, or its time is over."""
+        failpoint("revoke")
         numbers = self._forget(partitions)
         subscriber = self._subscriber
         if subscriber is None or not numbers or self._stop.is_set():
@@ -191,6 +205,7 @@ class Member:
             with self._subscriber as subscriber:
                 while not self._stop.is_set():
                     self.heartbeat.beat()
+                    self._watch_loop()
                     self._turn(subscriber)
                 self._finish(subscriber)
         except BaseException as exc:  # the loop's thread ends the worker
@@ -198,6 +213,13 @@ class Member:
             self._post(lambda: self._listener.on_failure(failure))
         finally:
             self.heartbeat.rest()
+
+    def _watch_loop(self) -> None:
+        beat_s = self._loop.last_s
+        if self._stall.stalled(beat_s, time.monotonic(), busy=beat_s is not None):
+            # Nobody would answer what a revocation asks for.
+            self._stop.set()
+            raise EngineDeadError(f"the loop has stood still for {self._stall.limit_s:g} s; the group is left")
 
     def _turn(self, subscriber: GroupSubscriber) -> None:
         self._carry_out(subscriber, 0.0)
@@ -210,8 +232,8 @@ class Member:
         for event in subscriber.take_events():
             if event.problem is not PartitionProblem.OUT_OF_RANGE:
                 raise UnreachableError(f"{event.partition}: {event.reason} [{event.code}]")
-            # Retention has taken prompts that nobody had run yet: begin anew at what is left.
-            logger.error("%s: offset %d is out of range; prompts are lost", event.partition, event.position)
+            # Retention has taken prompts that nobody had run yet: that is declared, and what is left begins anew.
+            logger.error("%s: offset %d is out of range", event.partition, event.position)
             self._drop([event.partition.number])
             self._taking[event.partition.number] = _Taking(1)
         self._take(subscriber)
@@ -230,6 +252,8 @@ class Member:
         for number, taking in list(self._taking.items()):
             if taking.ok and taking.position is not None:
                 self._look_back(subscriber, number, taking, taking.position)
+            elif taking.undeclared:
+                continue  # the commit would hide that they ever were
             elif taking.position is None or time.monotonic() - taking.sent_s > _EPOCH_RETRY_S:
                 self._commit_epoch(subscriber, number, taking)
 
@@ -245,9 +269,13 @@ class Member:
             logger.warning("%s: asking again: %s", where, exc)
             return
         offset, metadata = committed
+        known = None if offset is None else (offset, metadata or "")
+        prompts = LogRange(starts[where], ends[where])
+        if taking.undeclared is None and self._declare(number, taking, taken_by_retention(known, prompts)):
+            return
         beginning = begin(
-            None if offset is None else (offset, metadata or ""),
-            prompts=LogRange(starts[where], ends[where]),
+            known,
+            prompts=prompts,
             generations=LogRange(starts[generations], ends[generations]),
             unix_s=int(time.time()),
             at_least=max(taking.at_least, self._last_epochs.get(number, 0) + 1),
@@ -259,6 +287,23 @@ class Member:
         # No two epochs of a partition are equal here, so an answer to an earlier taking's commit is not taken for ours.
         serial = -beginning.position.epoch
         self._commit(subscriber, number, beginning.position.offset, encode_metadata(beginning.position), serial)
+
+    def _declare(self, number: int, taking: _Taking, gone: Sequence[LogRange]) -> bool:
+        """Have it declared which prompts retention has taken; return whether there are any."""
+        undeclared = taking.undeclared = set(gone)
+        for offsets in gone:
+            logger.error(
+                "partition %d: prompts %d to %d are gone before they ran", number, offsets.start, offsets.end - 1
+            )
+
+            def declared(_: GroupSubscriber, offsets: LogRange = offsets) -> None:
+                undeclared.discard(offsets)
+
+            def done(order: Callable[[GroupSubscriber], None] = declared) -> None:
+                self._orders.put(order)
+
+            self._post(partial(self._listener.on_gone, number, offsets, done))
+        return bool(gone)
 
     def _look_back(self, subscriber: GroupSubscriber, number: int, taking: _Taking, position: Position) -> None:
         where = Partition(self._prompts, number)

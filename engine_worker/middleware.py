@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from engine_worker.server_control import ServerControl
-from undercurrent.adapters.vllm.server_settings import server_config
+from engine_worker.server_lengths import ServerLengths
+from undercurrent.adapters.vllm.server_settings import ServerConfig, server_config
 from undercurrent.adapters.vllm.settings import CONFIG_KEY
 from undercurrent.errors import ConfigError, ProbingError
 
@@ -29,10 +30,12 @@ class ControlMiddleware:
 
     Args:
         app: the other one.
+        follow: begins to follow an engine client's requests; vLLM gives the other argument alone.
     """
 
-    def __init__(self, app: Application) -> None:
+    def __init__(self, app: Application, follow: Callable[[Any], Awaitable[ServerControl]] | None = None) -> None:
         self._app = app
+        self._follow = follow or _follow
         self._control: ServerControl | None = None
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -53,7 +56,7 @@ class ControlMiddleware:
     async def _begin(self, scope: Message, complete: Message) -> Message:
         """Start control; return what the server is told of its start."""
         try:
-            self._control = await _follow(scope["app"].state.engine_client)
+            self._control = await self._follow(scope["app"].state.engine_client)
         # An exception here would not stop the server, which would then serve without control; these words do.
         except Exception as exc:
             reason = str(exc) if isinstance(exc, ProbingError) else f"{type(exc).__name__}: {exc}"
@@ -70,14 +73,12 @@ async def _follow(llm: Any) -> ServerControl:  # noqa: ANN401 - an AsyncLLM
     # Here, so that the module can be imported, and its mistakes told, without vLLM.
     from undercurrent.adapters.vllm.compat import server as compat
 
-    if not compat.plugin_is_loaded():
-        raise ConfigError("vLLM did not load the plugin `undercurrent`, so nothing is captured: look at VLLM_PLUGINS")
-    additional = compat.additional_config_of(llm)
-    ours = additional.get(CONFIG_KEY) if isinstance(additional, Mapping) else None
-    if not isinstance(ours, Mapping) or "settings" not in ours:
-        raise ConfigError(f"--additional-config has no {CONFIG_KEY}.settings, the path of the capture file")
-    config = server_config(Path(str(ours["settings"])))
-    control = ServerControl(config, compat.server_index_of(llm), compat.ServedRequests(llm))
+    config = config_of(compat.additional_config_of(llm), plugin_is_loaded=compat.plugin_is_loaded())
+    index, count = compat.server_index_of(llm), compat.api_servers_of(llm)
+    lengths = None
+    if config.own.capture.confirm_lengths:
+        lengths = ServerLengths.of(await compat.length_tables(llm), index=index, count=count)
+    control = ServerControl(config, index, compat.ServedRequests(llm), lengths)
     try:
         await control.start()
     except BaseException:
@@ -85,3 +86,22 @@ async def _follow(llm: Any) -> ServerControl:  # noqa: ANN401 - an AsyncLLM
         raise
     compat.follow_requests(llm, control)
     return control
+
+
+def config_of(additional: object, *, plugin_is_loaded: bool) -> ServerConfig:
+    """Return the file that a server's `--additional-config` names.
+
+    Args:
+        additional: vLLM's `additional_config`.
+        plugin_is_loaded: vLLM loaded this package's plugin.
+
+    Raises:
+        ConfigError: what is missing, or wrong in the file, by its key.
+        SpecError: the points cannot be read, or a bare server cannot honour them.
+    """
+    if not plugin_is_loaded:
+        raise ConfigError("vLLM did not load the plugin `undercurrent`, so nothing is captured: look at VLLM_PLUGINS")
+    ours = additional.get(CONFIG_KEY) if isinstance(additional, Mapping) else None
+    if not isinstance(ours, Mapping) or not isinstance(ours.get("settings"), str):
+        raise ConfigError(f"--additional-config has no {CONFIG_KEY}.settings, the path of the capture file")
+    return server_config(Path(ours["settings"]))

@@ -83,6 +83,13 @@ class Outbox:
         self._queues.setdefault(where, deque()).append(item)
         self._hand_over(where)
 
+    def purge(self, topic: str, partition: int) -> int:
+        """Take back what the client does not have yet of a partition; return how many records that were."""
+        queue = self._queues.get(Partition(topic, partition), deque())
+        taken = len(queue)
+        queue.clear()
+        return taken
+
     def close(self, timeout_s: float) -> int:
         """End the client; return how many records it gave up."""
         self._stop.set()

@@ -31,6 +31,9 @@ def count_report(metrics: PublisherMetrics, report: dict[str, Any]) -> None:
         metrics.publish_seconds.observe(seconds)
     for point, count in report["refused"].items():
         metrics.errors.labels(point).inc(count)
+    for point, count in report["unknown"].items():
+        metrics.unknown.labels(point).inc(count)
+    metrics.renewals.labels("producer").inc(report["renewed"])
     metrics.buffer_used.set(report["waiting_bytes"])
     metrics.held_bytes.set(report["held_bytes"])
     metrics.past_end.inc(report["past_end"])

@@ -1,107 +1,39 @@
 """From frames of the ring to records of the activations topics: numbering, splitting, counting. No client, no clock.
 
-    streams = StreamWriter(codec, identity, limits)
+    streams = StreamWriter(codec, identity, topics, limits)
     for frame in reader.read():
         streams.take(decode(frame), now_us)
     cycle = streams.cycle()          # everything since the last one: records by topic, and what ends with them
+    streams.busy = True              # what comes now waits in the backlog, which is bounded
+    streams.busy = False             # the cycle is on the log
 
 `seq` is given here: each segment of a step is a message of its stream (several, when it is split), each declared loss
-is as many numbers that never come.
+is as many numbers that never come. What the backlog drops has its numbers already: readers find the gap.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
+from engine_worker.backlog import Backlog, Waiting
+from engine_worker.publisher_cycle import Bound, Cycle, Stream, StreamKey, name_of
+from engine_worker.publisher_messages import Buffer, Identity, Messages, Part, last_of, parts_of
 from undercurrent.capture.frames import Close, Content, Drop, Fault, Open, Rewind, Step
-from undercurrent.codec import BlockEncoder, Codec
+from undercurrent.codec import Codec
+from undercurrent.codec.blocks import RECORD_OVERHEAD_BYTES
 from undercurrent.errors import RingError
-from undercurrent.kafka.bulk import Outgoing
-from undercurrent.kafka.records import Partition
-from undercurrent.protocol.messages import ActivationBlock, EndReason, StreamEnded, StreamInvalidated, StreamStarted
+from undercurrent.protocol.messages import ActivationBlock, EndReason
 
 logger = logging.getLogger(__name__)
 
-# Room for a record's key, its other fields and the batch around it.
-RECORD_OVERHEAD_BYTES = 4096
+CUT_OFF = "cut_off"
+REFUSED = "refused"
+TOO_LARGE = "too_large"
+
 _MOST_HALF_ENDED = 1 << 16
-
-StreamKey = tuple[str, int, int, str]
-"""(request_id, attempt, index, point)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
-    """What every message of this publisher says of where it comes from.
-
-    Args:
-        engine: configured name of the engine.
-        incarnation: offset of its EngineStarted.
-        model: name of the model.
-        model_fingerprint: SHA-256, hex.
-        revision: of the model.
-        weights_version: of the weights.
-        quantization: empty for none.
-    """
-
-    engine: str
-    incarnation: int
-    model: str
-    model_fingerprint: str = ""
-    revision: str = ""
-    weights_version: str = ""
-    quantization: str = ""
-
-
-@dataclass(slots=True, kw_only=True)
-class PointCounts:
-    """What one point has published since the last cycle, and how many of its streams are open."""
-
-    records: int = 0
-    record_bytes: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
-    open_streams: int = 0
-
-
-@dataclass(slots=True, kw_only=True)
-class Cycle:
-    """What one cycle writes.
-
-    Args:
-        records: by partition.
-        ended: (request_id, attempt, index, point) of the streams of which the last shard's StreamEnded is among them.
-        captured_at_us: end of each scheduler step in it, microseconds since the Unix epoch.
-        counts: by point.
-        faults: capture errors without a stream, by kind.
-        record_bytes: values of all records together.
-    """
-
-    records: dict[Partition, list[Outgoing]] = field(default_factory=dict)
-    ended: list[tuple[str, int, int, str]] = field(default_factory=list)
-    captured_at_us: list[int] = field(default_factory=list)
-    counts: dict[str, PointCounts] = field(default_factory=dict)
-    faults: dict[str, int] = field(default_factory=dict)
-    record_bytes: int = 0
-
-
-class _Stream:
-    """One open stream."""
-
-    __slots__ = ("dropped", "emitted", "encoder", "key", "last_pos", "last_seq", "opened", "revision", "seq", "target")
-
-    def __init__(self, opened: Open, topic: str, encoder: BlockEncoder) -> None:
-        self.opened = opened
-        self.target = Partition(topic, opened.partition)
-        self.encoder = encoder
-        self.key = opened.request_id.encode()
-        self.seq = 0
-        self.revision = 0
-        self.last_seq = 0
-        self.last_pos = -1
-        self.emitted = 0
-        self.dropped = 0
+_UNBOUND = Bound()
 
 
 class StreamWriter:
@@ -112,8 +44,14 @@ class StreamWriter:
         identity: of the engine.
         topics: topic of each point.
         max_record_bytes: largest record that each point's topic takes.
+        bounds: of what waits, by point.
+        max_waiting_bytes: of everything that waits.
         late: an earlier publisher has read from this ring; what is said of streams that it opened is left out, since
             this one's PublisherStarted has closed them.
+        rollouts: next offset of the rollouts topic, for streams whose order does not say it.
+
+    Attributes:
+        busy: a cycle is in flight, and what comes waits.
     """
 
     def __init__(
@@ -123,26 +61,63 @@ class StreamWriter:
         topics: dict[str, str],
         max_record_bytes: dict[str, int],
         *,
+        bounds: Mapping[str, Bound] | None = None,
+        max_waiting_bytes: int = 256 << 20,
         late: bool = False,
+        rollouts: Callable[[], int] | None = None,
     ) -> None:
+        self._rollouts = rollouts
         self._codec = codec
-        self._identity = identity
+        self._messages = Messages(codec, identity)
         self._topics = topics
         self._max_data_bytes = {point: most - RECORD_OVERHEAD_BYTES for point, most in max_record_bytes.items()}
+        self._bounds = bounds or {}
         self._late = late
-        self._streams: dict[tuple[int, int], _Stream] = {}
+        self._streams: dict[tuple[int, int], Stream] = {}
         self._ring = 0
         self._shards_left: dict[StreamKey, int] = {}
+        self._cut: set[StreamKey] = set()
         self._open = dict.fromkeys(topics, 0)
+        self._backlog = Backlog(max_waiting_bytes, tuple(topics), self._lose_waiting)
         self._cycle = Cycle()
+        self.busy = False
 
     @property
     def pending_bytes(self) -> int:
         """Bytes of the cycle so far."""
         return self._cycle.record_bytes
 
+    @property
+    def pending_starts(self) -> int:
+        """Streams that start in the cycle so far."""
+        return self._cycle.starts
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of what waits for the next cycle."""
+        return self._backlog.bytes
+
+    @property
+    def waiting_since_s(self) -> float:
+        """When what has waited longest was read, monotonic; infinity where nothing waits."""
+        return self._backlog.since_s
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits that the ring is not to be read."""
+        return self._backlog.full
+
+    @property
+    def waits(self) -> bool:
+        """Whether what comes now has to wait: behind a cycle in flight, or behind what waits already."""
+        return self.busy or bool(self._backlog)
+
+    def read_at(self, now_s: float) -> None:
+        """Note when what is taken from here on was read, monotonic."""
+        self._backlog.now_s = now_s
+
     def take(self, content: Content, now_us: int, ring: int = 0) -> None:
-        """Add what a frame says to the cycle.
+        """Add what a frame says to the cycle, or to what waits.
 
         Args:
             content: of the frame; its bytes are copied.
@@ -189,151 +164,170 @@ class StreamWriter:
             lost = Close(stream=number, reason=EndReason.LOST.value, detail=detail, last_pos=stream.last_pos)
             self._end(lost, now_us)
 
+    def refill(self, most_bytes: int) -> None:
+        """Move what has waited longest into the cycle.
+
+        Args:
+            most_bytes: of the cycle.
+        """
+        self._backlog.refill(self._cycle, most_bytes)
+
     def cycle(self) -> Cycle:
-        """Return everything since the last call, and begin anew."""
+        """Return what is to be written now, with what was lost since the last call, and begin anew."""
         done, self._cycle = self._cycle, Cycle()
         for point, streams in self._open.items():
             if streams or point in done.counts:
-                done.counts.setdefault(point, PointCounts()).open_streams = streams
+                done.of(point).open_streams = streams
         return done
 
+    def renew(self, identity: Identity) -> None:
+        """Go on under another incarnation; its PublisherStarted closes every stream of which anything was handed over.
+
+        Those are cut: what waits of them and what still comes is lost, and counted. Streams that nobody has seen
+        anything of begin under the new incarnation.
+
+        Args:
+            identity: the new one.
+        """
+        self._messages.identity = identity
+        waiting = list(self._backlog)
+        known = {id(one): one for one in (*self._streams.values(), *(item.stream for item in waiting))}.values()
+        # With one of its shards goes the whole stream, those that open later too.
+        begun = {stream.name for stream in known if stream.begun} | self._shards_left.keys()
+        self._cut |= {stream.name for stream in known if stream.opened.shards > 1} & begun | self._shards_left.keys()
+        for stream in known:
+            if stream.name in begun:
+                stream.cut = True
+                continue
+            old, stream.encoder = len(stream.encoder.prefix), self._messages.encoder(stream.opened)
+            for item in stream.waiting:
+                item.values = [stream.encoder.prefix + value[old:] for value in item.values]
+        for item in waiting:
+            if not item.stream.cut:
+                continue
+            self._backlog.give_up(item, CUT_OFF)
+            if item.ends:
+                self._ended(self._cycle, item.stream.opened)
+
+    def refused(self, value: bytes) -> None:
+        """Count the rows of a block that the broker never takes as lost, if its stream is still open.
+
+        Args:
+            value: of the record.
+        """
+        message = self._codec.decode(value)
+        if not isinstance(message, ActivationBlock):
+            return
+        for stream in self._streams.values():
+            opened = stream.opened
+            if (opened.request_id, opened.attempt, opened.index, opened.point, opened.shard) == (
+                message.request_id, message.attempt, message.index, message.point, message.shard
+            ):  # fmt: skip
+                stream.emitted -= len(message.positions) // 4
+                self._cycle.drop(stream, len(message.positions) // 4, REFUSED)
+
+    # --- what the frames say
+
     def _start(self, opened: Open) -> None:
-        identity = self._identity
-        template = ActivationBlock(
-            request_id=opened.request_id,
-            attempt=opened.attempt,
-            index=opened.index,
-            point=opened.point,
-            shard=opened.shard,
-            engine=identity.engine,
-            incarnation=identity.incarnation,
-            tensor_type=opened.tensor_type,
-            dtype=opened.dtype,
-            width=opened.width,
-            layers=opened.layers,
-            row_shape=opened.row_shape,
-            seq=0,
-            step=0,
-            captured_at_us=0,
-            positions=b"",
-            token_ids=b"",
-            data=b"",
-        )
-        stream = _Stream(opened, self._topics[opened.point], BlockEncoder(self._codec, template))
+        bound = self._bounds.get(opened.point, _UNBOUND)
+        stream = Stream(opened, self._topics[opened.point], self._messages.encoder(opened), bound)
         self._streams[self._ring, opened.stream] = stream
         # A stream counts once, however many shards it has.
         self._open[opened.point] += opened.shard == 0
-        started = StreamStarted(
-            request_id=opened.request_id,
-            attempt=opened.attempt,
-            index=opened.index,
-            point=opened.point,
-            shard=opened.shard,
-            engine=identity.engine,
-            incarnation=identity.incarnation,
-            seq=0,
-            shards=opened.shards,
-            prompt_len=opened.prompt_len,
-            cached_prefix=opened.cached_prefix,
-            model=identity.model,
-            revision=identity.revision,
-            weights_version="+".join(filter(None, (identity.weights_version, opened.weights_version))),
-            lora=opened.lora,
-            quantization=identity.quantization,
-            model_fingerprint=identity.model_fingerprint,
-            tensor_type=opened.tensor_type,
-            layers=opened.layers,
-            width=opened.width,
-            row_shape=opened.row_shape,
-            dtype=opened.dtype,
-            point_hash=opened.point_hash,
-            tenant=opened.tenant,
-            started_at_us=opened.opened_at_us,
-        )
-        self._add(stream, self._codec.encode(started))
+        if stream.name in self._cut:
+            stream.cut = True
+            return
+        rollouts = opened.rollouts or (0 if self._rollouts is None else self._rollouts())
+        self._say(stream, partial(self._say_started, stream, rollouts))
+
+    def _say_started(self, stream: Stream, rollouts: int, cycle: Cycle) -> None:
+        stream.begun = True
+        cycle.starts += 1
+        cycle.add(stream, self._messages.started(stream, rollouts))
 
     def _step(self, step: Step) -> None:
-        self._cycle.captured_at_us.append(step.captured_at_us)
+        waits, cycle = self.waits, self._cycle
+        if not waits:
+            cycle.captured_at_us.append(step.captured_at_us)
         for number, positions, token_ids, data in step.segments():
             stream = self._stream(number)
             if stream is None:
                 continue
-            most = self._max_data_bytes[stream.opened.point]
-            counts = self._counts(stream)
+            if stream.cut:
+                self._cycle.drop(stream, len(positions) // 4, CUT_OFF)
+                continue
+            point = stream.opened.point
             tokens = token_ids if stream.opened.token_ids else b""
             # The arrays beside the data grow with the rows too.
-            if len(data) + len(positions) + len(tokens) <= most:
-                self._record(stream, counts, step, positions, tokens, data)
-                continue
-            rows_per_record = most // (step.row_bytes + 8)
-            if rows_per_record < 1:
+            size = len(data) + len(positions) + len(tokens)
+            if size <= self._max_data_bytes[point]:
+                if waits:
+                    self._wait(stream, step, [(positions, tokens, data)], size)
+                    continue
                 stream.seq += 1
-                self._drop(stream, len(positions) // 4, "too_large")
+                value = self._encode(stream, step, positions, tokens, data)
+                stream.emitted += len(positions) // 4
+                cycle.add_block(stream, cycle.of(point), value, stream.seq, last_of(positions))
                 continue
-            for first, last in _parts(len(positions) // 4, rows_per_record):
-                self._record(
-                    stream,
-                    counts,
-                    step,
-                    positions[4 * first : 4 * last],
-                    tokens[4 * first : 4 * last],
-                    data[first * step.row_bytes : last * step.row_bytes],
-                )
+            parts = list(parts_of(self._max_data_bytes[point], step.row_bytes, positions, tokens, data))
+            if not parts:
+                stream.seq += 1
+                self._cycle.drop(stream, len(positions) // 4, TOO_LARGE)
+            elif waits:
+                self._wait(stream, step, parts, size)
+            else:
+                self._block(stream, step, parts).hand_over(self._cycle)
 
-    def _record(
-        self,
-        stream: _Stream,
-        counts: PointCounts,
-        step: Step,
-        positions: memoryview,
-        tokens: memoryview | bytes,
-        data: memoryview,
-    ) -> None:
-        stream.seq += 1
-        stream.last_seq = stream.seq
-        stream.last_pos = int.from_bytes(positions[-4:], "little", signed=True)
-        stream.emitted += len(positions) // 4
-        value = stream.encoder.encode(
+    def _wait(self, stream: Stream, step: Step, parts: Sequence[Part], size: int) -> None:
+        """Let a block wait, if its point's policy lets it."""
+        refused = self._backlog.refuses(stream, size)
+        if refused is None:
+            self._backlog.put(self._block(stream, step, parts))
+            return
+        stream.seq += len(parts)
+        self._cycle.drop(stream, sum(len(positions) // 4 for positions, _, _ in parts), refused)
+
+    def _block(self, stream: Stream, step: Step, parts: Sequence[Part]) -> Waiting:
+        """Return a numbered and encoded block."""
+        first_seq, values = stream.seq + 1, []
+        for positions, tokens, data in parts:
+            stream.seq += 1
+            values.append(self._encode(stream, step, positions, tokens, data))
+        rows = sum(len(positions) // 4 for positions, _, _ in parts)
+        stream.emitted += rows
+        lasts = [last_of(positions) for positions, _, _ in parts]
+        return Waiting(stream, values, first_seq, lasts, rows, step.captured_at_us)
+
+    def _encode(self, stream: Stream, step: Step, positions: Buffer, tokens: Buffer, data: Buffer) -> bytes:
+        return stream.encoder.encode(
             stream.seq, step.step, step.captured_at_us, positions, tokens, data, revision=stream.revision
         )
-        counts.records += 1
-        counts.record_bytes += len(value)
-        self._add(stream, value)
 
     def _lose(self, drop: Drop) -> None:
         for loss in drop.losses:
             stream = self._stream(loss.stream)
             if stream is not None:
                 stream.seq += loss.messages
-                self._drop(stream, loss.rows, drop.reason)
+                self._cycle.drop(stream, loss.rows, drop.reason)
+
+    def _lose_waiting(self, waiting: Waiting, reason: str) -> None:
+        waiting.stream.emitted -= waiting.rows
+        self._cycle.drop(waiting.stream, waiting.rows, reason)
 
     def _rewind(self, rewind: Rewind, now_us: int) -> None:
         stream = self._stream(rewind.stream)
-        if stream is None:
+        if stream is None or stream.cut:
             return
         stream.seq += 1
         stream.revision += 1
-        stream.last_pos = min(stream.last_pos, rewind.first_pos - 1)
-        opened = stream.opened
-        invalidated = StreamInvalidated(
-            request_id=opened.request_id,
-            attempt=opened.attempt,
-            index=opened.index,
-            point=opened.point,
-            shard=opened.shard,
-            engine=self._identity.engine,
-            incarnation=self._identity.incarnation,
-            seq=stream.seq,
-            first_position=rewind.first_pos,
-            revision=stream.revision,
-            invalidated_at_us=rewind.rewound_at_us or now_us,
-        )
-        self._add(stream, self._codec.encode(invalidated))
+        at_us = rewind.rewound_at_us or now_us
+        self._say(stream, partial(self._say_invalidated, stream, stream.seq, rewind.first_pos, stream.revision, at_us))
 
-    def _drop(self, stream: _Stream, rows: int, reason: str) -> None:
-        stream.dropped += rows
-        dropped = self._counts(stream).dropped
-        dropped[reason] = dropped.get(reason, 0) + rows * len(stream.opened.layers)
+    def _say_invalidated(
+        self, stream: Stream, seq: int, first_pos: int, revision: int, at_us: int, cycle: Cycle
+    ) -> None:
+        stream.last_pos = min(stream.last_pos, first_pos - 1)
+        cycle.add(stream, self._messages.invalidated(stream, seq, first_pos, revision, at_us))
 
     def _end(self, closed: Close, now_us: int) -> None:
         stream = self._stream(closed.stream)
@@ -342,56 +336,42 @@ class StreamWriter:
         del self._streams[self._ring, closed.stream]
         opened = stream.opened
         self._open[opened.point] -= opened.shard == 0
-        self._counts(stream)
-        layers = len(opened.layers)
-        ended = StreamEnded(
-            request_id=opened.request_id,
-            attempt=opened.attempt,
-            index=opened.index,
-            point=opened.point,
-            shard=opened.shard,
-            engine=self._identity.engine,
-            incarnation=self._identity.incarnation,
-            seq=stream.seq + 1,
-            last_seq=stream.last_seq,
-            last_pos=closed.last_pos,
-            layers=opened.layers,
-            emitted=(stream.emitted,) * layers,
-            dropped=(stream.dropped,) * layers,
-            reason=EndReason(closed.reason),
-            detail=closed.detail,
-            ended_at_us=closed.closed_at_us or now_us,
+        self._cycle.of(opened.point)
+        if stream.cut:
+            self._ended(self._cycle, opened)
+            return
+        stream.seq += 1
+        self._say(
+            stream, partial(self._say_ended, stream, stream.seq, closed, closed.closed_at_us or now_us), ends=True
         )
-        self._add(stream, self._codec.encode(ended))
-        self._ended(opened)
 
-    def _ended(self, opened: Open) -> None:
-        key = opened.request_id, opened.attempt, opened.index, opened.point
+    def _say_ended(self, stream: Stream, seq: int, closed: Close, at_us: int, cycle: Cycle) -> None:
+        cycle.add(stream, self._messages.ended(stream, seq, closed, at_us))
+        self._ended(cycle, stream.opened)
+
+    def _ended(self, cycle: Cycle, opened: Open) -> None:
+        key = name_of(opened)
         left = self._shards_left.pop(key, opened.shards) - 1
         if left <= 0:
-            self._cycle.ended.append(key)
+            cycle.ended.append(key)
+            self._cut.discard(key)
             return
         self._shards_left[key] = left
         if len(self._shards_left) > _MOST_HALF_ENDED:
             # A rank that never opens its shard leaves these behind; the worker declares such streams lost.
             del self._shards_left[next(iter(self._shards_left))]
 
-    def _stream(self, number: int) -> _Stream | None:
+    def _say(self, stream: Stream, say: Callable[[Cycle], None], *, ends: bool = False) -> None:
+        """Say a word about a stream, when it is its turn: what it says may change until then."""
+        if self.waits:
+            self._backlog.put(Waiting(stream, say=say, ends=ends))
+        else:
+            say(self._cycle)
+
+    def _stream(self, number: int) -> Stream | None:
         stream = self._streams.get((self._ring, number))
         if stream is None:
             if not self._late:
                 raise KeyError(f"stream {number}")
             self._cycle.faults["orphaned"] = self._cycle.faults.get("orphaned", 0) + 1
         return stream
-
-    def _counts(self, stream: _Stream) -> PointCounts:
-        return self._cycle.counts.setdefault(stream.opened.point, PointCounts())
-
-    def _add(self, stream: _Stream, value: bytes) -> None:
-        self._cycle.records.setdefault(stream.target, []).append(Outgoing(stream.key, value))
-        self._cycle.record_bytes += len(value)
-
-
-def _parts(rows: int, most: int) -> Iterator[tuple[int, int]]:
-    for first in range(0, rows, most):
-        yield first, min(first + most, rows)

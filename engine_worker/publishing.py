@@ -1,27 +1,35 @@
-"""The publisher process, seen from the worker: start it, hear its reports, end it."""
+"""The publisher process, seen from the worker: start it, hear its reports, replace it when it dies, end it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
-from engine_worker.publisher import PublisherSettings
-from engine_worker.publisher_streams import Identity
+from engine_worker.publisher_cycle import Bound
+from engine_worker.publisher_messages import Identity
+from engine_worker.publisher_telling import PublisherSettings
 from undercurrent.errors import CaptureError
 from undercurrent.kafka.settings import KafkaSettings
 from undercurrent.service.processes import tied_command
 from undercurrent.service.sections import LoggingSection
+from undercurrent.spec import ExtractionPoint, Overflow
 from undercurrent.topics import TopicPlan
 
 logger = logging.getLogger(__name__)
 
 _END_S = 30.0
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
+_WELL_S = 60.0
 
 
 def publisher_settings(
@@ -32,8 +40,9 @@ def publisher_settings(
     identity: Identity,
     interval_ms: float,
     max_cycle_mib: int,
+    max_buffer_mib: int = 256,
     max_held_mib: int = 32,
-    blocking: Sequence[str] = (),
+    points: Iterable[ExtractionPoint] = (),
     logging: LoggingSection,
     late: bool = False,
     more_rings: Sequence[str] = (),
@@ -47,8 +56,9 @@ def publisher_settings(
         identity: of the engine.
         interval_ms: least time from one drain of the ring to the next.
         max_cycle_mib: most bytes of records in one cycle, MiB.
+        max_buffer_mib: most bytes that wait while a cycle is in flight, MiB.
         max_held_mib: most bytes of rows whose tokens nobody has seen yet, MiB.
-        blocking: points with `overflow: block`.
+        points: of the pipeline, which say what happens when too much waits.
         logging: how its log looks.
         late: an earlier publisher has read from this ring.
         more_rings: paths of the rings of further pipeline ranks.
@@ -61,14 +71,16 @@ def publisher_settings(
         ring=ring,
         more_rings=tuple(more_rings),
         identity=identity,
-        kafka={"bootstrap_servers": kafka.bootstrap_servers, **kafka.options},
+        kafka=kafka.keys(),
         topics=topics,
         partitions=dict.fromkeys(topics, plan.activation_partitions),
         max_record_bytes=dict.fromkeys(topics, most),
         interval_ms=interval_ms,
         max_cycle_bytes=max_cycle_mib << 20,
+        max_buffer_bytes=max_buffer_mib << 20,
         max_held_bytes=max_held_mib << 20,
-        blocking=tuple(blocking),
+        bounds={point.name: Bound(point.overflow or Overflow.DROP_NEWEST, point.queue_depth) for point in points},
+        acks=plan.acks,
         log_format=logging.format,
         log_level=logging.level,
         late=late,
@@ -79,26 +91,34 @@ class PublishingListener(Protocol):
     """Hears on the loop's thread what the publisher reports."""
 
     def on_report(self, report: dict[str, Any]) -> None:
-        """Streams that ended, counters: see `publisher.Report`."""
+        """Streams that ended, counters: see `publisher_telling.Report`."""
 
     def on_publisher_gone(self, error: BaseException) -> None:
-        """The publisher has ended though nobody asked it to."""
+        """The publisher has ended though nobody asked it to; another one comes under an incarnation of its own."""
 
 
 class PublisherProcess:
-    """A child that reads the ring; it dies with the thread that starts it.
+    """A child that reads the ring, and another one whenever it dies; the last of them dies with this process.
+
+    Nothing of the engine waits for any of this: what it captures stands in the ring until somebody reads it.
 
     Args:
         post: runs a function on the loop's thread.
         listener: hears.
+
+    Attributes:
+        pids: of every process that it has started.
     """
 
     def __init__(self, post: Callable[[Callable[[], None]], None], listener: PublishingListener) -> None:
         self._post = post
         self._listener = listener
         self._process: subprocess.Popen[bytes] | None = None
+        self.pids: set[int] = set()
         self._ready = threading.Event()
-        self._ending = False
+        self._spawned = threading.Event()
+        self._ending = threading.Event()
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     @property
@@ -107,16 +127,11 @@ class PublisherProcess:
         return None if self._process is None else self._process.pid
 
     def start(self, settings: PublisherSettings) -> None:
-        """Start the process; call it from a thread that lives as long as the worker."""
-        read_fd, write_fd = os.pipe()
-        command = tied_command([sys.executable, "-m", "engine_worker.publisher", str(write_fd)])
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(write_fd,))
-        os.close(write_fd)
-        assert self._process.stdin is not None  # noqa: S101 - asked for above
-        self._process.stdin.write(settings.to_json().encode() + b"\n")
-        self._process.stdin.flush()
-        self._thread = threading.Thread(target=self._listen, args=(read_fd,), name="publisher reports", daemon=True)
+        """Start the process."""
+        # A child dies with the thread that started it, and this one lives as long as it is to have any.
+        self._thread = threading.Thread(target=self._keep, args=(settings,), name="publisher", daemon=True)
         self._thread.start()
+        self._spawned.wait()
 
     def wait_ready(self, timeout_s: float) -> None:
         """Wait until it has announced itself in every partition.
@@ -129,12 +144,14 @@ class PublisherProcess:
 
     def end(self) -> None:
         """Let it drain the ring and end; kill it when that takes too long, or what it holds would be written late."""
-        process = self._process
+        with self._lock:
+            self._ending.set()
+            process = self._process
         if process is None:
             return
-        self._ending = True
         if process.stdin is not None:
-            process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
         try:
             process.wait(_END_S)
         except subprocess.TimeoutExpired:
@@ -144,14 +161,47 @@ class PublisherProcess:
         if self._thread is not None:
             self._thread.join(5.0)
 
-    def _listen(self, fd: int) -> None:
-        with os.fdopen(fd, "rb") as pipe:
+    def _keep(self, settings: PublisherSettings) -> None:
+        """Run processes one after the other, until the end is asked for or the first does not get ready."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            began_s = time.monotonic()
+            self._run(settings)
+            first, settings = not settings.late, replace(settings, late=True)
+            ready = self._ready.is_set()
+            self._ready.set()
+            if self._ending.is_set() or (first and not ready):
+                return
+            error = CaptureError("the publisher process has ended, its log says why; another one comes")
+            self._post(lambda error=error: self._listener.on_publisher_gone(error))  # type: ignore[misc]
+            # One that lived for long was well: the next is not waited for longer on its account.
+            pause_s = _FIRST_PAUSE_S if time.monotonic() - began_s > _WELL_S else min(2 * pause_s, _LONGEST_PAUSE_S)
+            if self._ending.wait(pause_s):
+                return
+
+    def _run(self, settings: PublisherSettings) -> None:
+        """Run one process to the end of the pipe that it reports on."""
+        read_fd, write_fd = os.pipe()
+        command = tied_command([sys.executable, "-m", "engine_worker.publisher", str(write_fd)])
+        with self._lock:
+            if self._ending.is_set():
+                os.close(read_fd)
+                os.close(write_fd)
+                return
+            process = self._process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(write_fd,))
+            self.pids.add(process.pid)
+        os.close(write_fd)
+        assert process.stdin is not None  # noqa: S101 - asked for above
+        self._spawned.set()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(settings.to_json().encode() + b"\n")
+            process.stdin.flush()
+        with os.fdopen(read_fd, "rb") as pipe:
             for line in pipe:
                 report = json.loads(line)
                 if report["ready"]:
                     self._ready.set()
                 self._post(lambda report=report: self._listener.on_report(report))  # type: ignore[misc]
-        self._ready.set()
-        if not self._ending:
-            error = CaptureError("the publisher process has ended; its log says why")
-            self._post(lambda: self._listener.on_publisher_gone(error))
+        process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()

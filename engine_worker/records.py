@@ -7,26 +7,39 @@ from collections.abc import Iterator
 from undercurrent.errors import TopicError
 from undercurrent.kafka.records import Record
 from undercurrent.protocol.dead_letters import Letter, Place, dead_letter
-from undercurrent.protocol.messages import EndReason, StreamEnded
+from undercurrent.protocol.epochs import LogRange
+from undercurrent.protocol.messages import EndReason, GenerationEvent, GenerationKind, Message, StreamEnded
 from undercurrent.protocol.worker_types import DeadLetter, EndStreams
-from undercurrent.topics import DLQ_EXTRA_BYTES, Topic, TopicPlan
+from undercurrent.topics import TopicPlan
+
+GONE = "out_of_range"
 
 
-def letter_of(plan: TopicPlan, action: DeadLetter) -> Letter:
+def letter_of(plan: TopicPlan, action: DeadLetter, engine: str, now_ms: int) -> Letter:
     """Return a prompt as a dead letter: its own bytes, the cause in headers."""
     return dead_letter(
         action.kind,
         action.error,
         Place(plan.prompts, action.partition, action.offset),
         action.source if isinstance(action.source, Record) else None,
-        max_bytes=letter_bytes(plan),
+        service=engine,
+        now_ms=now_ms,
+        max_bytes=plan.letter_bytes(plan.prompts),
     )
 
 
-def letter_bytes(plan: TopicPlan) -> int:
-    """Return the largest record that the dead-letter topic of prompts takes."""
-    prompts: Topic = next(topic for topic in plan.topics() if topic.name == plan.prompts)
-    return prompts.max_message_bytes + DLQ_EXTRA_BYTES
+def gone_letter(plan: TopicPlan, partition: int, offsets: LogRange, engine: str, now_ms: int) -> Letter:
+    """Return what declares prompts that are gone from the log: no bytes, and which offsets they had."""
+    return dead_letter(
+        GONE,
+        "retention has taken these prompts before they were finished",
+        Place(plan.prompts, partition, offsets.start),
+        None,
+        service=engine,
+        now_ms=now_ms,
+        max_bytes=plan.letter_bytes(plan.prompts),
+        to_offset=offsets.end,
+    )
 
 
 def lost_ends(plan: TopicPlan, action: EndStreams, now_us: int) -> Iterator[tuple[str, int, StreamEnded]]:
@@ -61,3 +74,10 @@ def lost_ends(plan: TopicPlan, action: EndStreams, now_us: int) -> Iterator[tupl
                 ended_at_us=now_us,
             ),
         )
+
+
+def is_final_of(message: Message, incarnation: int) -> bool:
+    """Return whether a message is a final that a worker of this incarnation has written."""
+    if not isinstance(message, GenerationEvent):
+        return False
+    return message.kind is GenerationKind.FINAL and message.incarnation == incarnation

@@ -15,23 +15,26 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from engine_worker.announcing import announce
 from engine_worker.outbox import Item, Outbox
 from engine_worker.server_desk import ServerDesk, ServerRequest
+from engine_worker.server_lengths import ServerLengths
 from engine_worker.tail import LogTail
 from undercurrent.adapters.vllm.server_settings import ServerConfig
 from undercurrent.capture.server_orders import ServerOrders
-from undercurrent.codec import Codec
 from undercurrent.errors import DecodeError, UnreachableError
 from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.publisher import Publisher
 from undercurrent.kafka.reader import AssignedReader
 from undercurrent.kafka.records import Partition, Record
+from undercurrent.pipeline import reachable
 from undercurrent.protocol.control import Command, ControlBook
 from undercurrent.protocol.messages import ControlAck, ControlCommand
 from undercurrent.service.health import Heartbeat
+from undercurrent.subjects import codec_of, with_ids
 
 logger = logging.getLogger(__name__)
 
@@ -61,13 +64,17 @@ class ServerControl:
         config: of the server.
         index: of this API-server process.
         engine: its engine client.
+        lengths: tells those of its requests; None where nobody does.
     """
 
-    def __init__(self, config: ServerConfig, index: int, engine: ServedEngine) -> None:
+    def __init__(
+        self, config: ServerConfig, index: int, engine: ServedEngine, lengths: ServerLengths | None = None
+    ) -> None:
         self._config = config
         self._name = f"{config.own.engine.name}.api{index}"
         self._engine = engine
-        self._codec = Codec()
+        self._lengths = lengths
+        self._codec = codec_of(config.kafka)
         self._orders = ServerOrders(config.rules)
         self._book = ControlBook(config.plan.control_retention_ms * 1000)
         self._desk = ServerDesk(self._book, engine.tokens_of)
@@ -89,6 +96,10 @@ class ServerControl:
             UnreachableError: Kafka does not answer in time.
             TopicError: a topic is missing.
         """
+        # First: an address where nobody is gets one clear error, soon.
+        await asyncio.to_thread(reachable, self._config.kafka)
+        kafka = await asyncio.to_thread(with_ids, self._config.kafka, self._config.plan, self._stopping)
+        self._config, self._codec = replace(self._config, kafka=kafka), codec_of(kafka)
         await self._open()
         self._spawn(self._expire())
         logger.info("%s follows %s", self._name, self._config.plan.control)
@@ -101,16 +112,30 @@ class ServerControl:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.to_thread(self._close)
 
+    def _stopping(self, seconds: float) -> bool:
+        time.sleep(seconds)
+        return self._stopped
+
     # From vLLM: what the listener of `compat.follow_requests` hears.
 
-    def adding(self, engine_id: str, external_id: str, index: int, raw: object) -> str | None:
+    def adding(self, engine_id: str, external_id: str, index: int, raw: object) -> tuple[str | None, int]:
         """A request is about to go to the engine."""
         named = self._orders.name(engine_id, external_id, index, raw)
         command = self._desk.added(ServerRequest(engine_id=engine_id, names=named.names))
         if command is not None:
             # When vLLM has noted it, and not before, it can be aborted.
             self._loop.call_soon(self._act, command)
-        return named.order
+        return named.order, -1 if self._lengths is None else self._lengths.take(engine_id)
+
+    def counted(self, engine_id: str, length: int) -> None:
+        """A request is so many tokens long by now."""
+        if self._lengths is not None:
+            self._lengths.counted(engine_id, length)
+
+    def ended(self, engine_id: str) -> None:
+        """A request will not grow any more."""
+        if self._lengths is not None:
+            self._lengths.ended(engine_id)
 
     def sent(self, engine_id: str) -> None:
         """The engine core has a request."""
@@ -134,6 +159,9 @@ class ServerControl:
             now_us = time.time_ns() // 1000
             if isinstance(message, ControlAck):
                 self._book.answered(message, now_us)
+                if message.engine == self._name:
+                    # Read again after a failure that kept its acknowledgement from us: it is not to be written again.
+                    self._unwritten.pop(message.command_id, None)
             elif isinstance(message, ControlCommand):
                 command = self._book.add(message, now_us)
                 if command is not None:
@@ -197,7 +225,7 @@ class ServerControl:
         plan, kafka = self._config.plan, self._config.kafka
         self._outbox = outbox = Outbox(Publisher(kafka), self._post, self.on_failure)
         outbox.start()
-        self._incarnation = await announce(outbox, plan, self._name)
+        self._incarnation = await announce(outbox, plan, self._name, self._codec)
         topics = (Partition(plan.acks, 0), Partition(plan.control, 0))
         starts = await asyncio.to_thread(self._lookup.beginning, topics)
         self._reached = {where: self._loop.create_future() for where in topics}

@@ -19,7 +19,14 @@ from undercurrent.protocol.control import Command, ControlBook
 from undercurrent.protocol.messages import AckOutcome
 
 MAX_REMEMBERED = 65_536
-"""Requests that an API server remembers, running ones and ended ones: what it has forgotten it cannot answer for."""
+"""Requests that an API server remembers, ended ones beside all that run: of what it has forgotten it says nothing.
+
+One with a long id counts for more: a header can make it tens of kilobytes.
+"""
+
+_ID_CHARS = 1024
+# Requests that are looked at for each new one; where all of them run, the next one looks further.
+_LOOKED_AT = 128
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,7 +79,7 @@ class ServerDesk:
     Args:
         book: commands and answers so far.
         tokens_of: how many tokens a request has generated, by vLLM's own id; None when it does not run.
-        most: requests that are remembered.
+        most: requests that are remembered, as long as so many do not run at once.
     """
 
     def __init__(
@@ -81,6 +88,7 @@ class ServerDesk:
         self._book = book
         self._tokens_of = tokens_of
         self._most = most
+        self._weight = 0
         self._requests: OrderedDict[str, ServerRequest] = OrderedDict()
         self._named: dict[str, dict[str, ServerRequest]] = {}
 
@@ -90,11 +98,12 @@ class ServerDesk:
 
     def added(self, request: ServerRequest) -> Command | None:
         """Note a new request; return a command that names it already and that nobody has answered."""
+        # First: the new one does not run yet, and would be taken for one that has ended.
+        self._weight += _weight(request)
+        self._forget()
         self._requests[request.engine_id] = request
         for name in request.names:
             self._named.setdefault(name, {})[request.engine_id] = request
-        while len(self._requests) > self._most:
-            self._forget()
         waiting = (command for name in request.names for command in self._book.unanswered(name))
         return next((command for command in waiting if request.is_meant_by(command)), None)
 
@@ -122,9 +131,22 @@ class ServerDesk:
         return Decision(running, AckOutcome.APPLIED, attempt, max(tokens[r.engine_id] or 0 for r in running))
 
     def _forget(self) -> None:
-        _, request = self._requests.popitem(last=False)
-        for name in request.names:
-            named = self._named[name]
-            del named[request.engine_id]
-            if not named:
-                del self._named[name]
+        """Forget ended requests, the oldest first: nobody can make one that runs unstoppable by sending many more."""
+        for _ in range(_LOOKED_AT):
+            if self._weight <= self._most or not self._requests:
+                return
+            engine_id, request = next(iter(self._requests.items()))
+            if self._tokens_of(engine_id) is not None:
+                self._requests.move_to_end(engine_id)
+                continue
+            del self._requests[engine_id]
+            self._weight -= _weight(request)
+            for name in request.names:
+                named = self._named[name]
+                del named[engine_id]
+                if not named:
+                    del self._named[name]
+
+
+def _weight(request: ServerRequest) -> int:
+    return 1 + len(request.engine_id) // _ID_CHARS

@@ -19,30 +19,36 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
 from engine_worker.announcing import announce_and_wait
-from engine_worker.publisher import PublisherLoop, PublisherSettings, Report
+from engine_worker.publisher import bulk_publisher, clients, fitted
+from engine_worker.publisher_loop import PublisherLoop
+from engine_worker.publisher_messages import Identity
 from engine_worker.publisher_reports import count_report
-from engine_worker.publisher_streams import Identity
+from engine_worker.publisher_telling import PublisherSettings, Report
 from engine_worker.publishing import publisher_settings
+from engine_worker.rollout_mark import RolloutMark
+from undercurrent.acls import Service
 from undercurrent.adapters.fingerprint import model_fingerprint
 from undercurrent.adapters.vllm.server_settings import ServerConfig, server_config
 from undercurrent.adapters.vllm.sidecar import SidecarStart
 from undercurrent.capture.ring import Ring
+from undercurrent.capture.tellers import Tellers
 from undercurrent.errors import ProbingError
 from undercurrent.kafka.admin import TopicAdmin
-from undercurrent.kafka.bulk import BulkPublisher
 from undercurrent.kafka.publisher import Publisher
-from undercurrent.kafka.settings import KafkaSettings
-from undercurrent.pipeline import reachable
+from undercurrent.pipeline import permitted, reachable
 from undercurrent.service.health import HealthServer
 from undercurrent.service.logging import setup_logging
 from undercurrent.service.metrics import PublisherMetrics
+from undercurrent.service.processes import keep_freed_memory, spare_collector
+from undercurrent.subjects import codec_of, with_ids
 from undercurrent.topics import TopicPlan
 
 logger = logging.getLogger(__name__)
@@ -75,11 +81,13 @@ def _publish(start: SidecarStart, ready: Callable[[], None]) -> None:
     config = server_config(Path(start.settings))
     setup_logging(config.own.logging.format, config.own.logging.level, service="publisher")
     stopping = owner_watch(start.owner_pid)
-    kafka = reachable(config.kafka)
+    kafka = with_ids(permitted(reachable(config.kafka), Service.SERVER, config.plan), config.plan, stopping)
+    config = replace(config, kafka=kafka)
     TopicAdmin(kafka).check_partitions([topic for topic in config.plan.topics() if topic.name in needed(config.plan)])
-    settings = _settings(config, start)
+    settings = fitted(_settings(config, start))
     metrics = PublisherMetrics(registry := CollectorRegistry(), config.points.names)
-    metrics.buffer_limit.set(settings.max_cycle_bytes)
+    metrics.buffer_limit.set(settings.max_cycle_bytes + settings.max_buffer_bytes)
+    keep_freed_memory(2 * settings.max_cycle_bytes)
     ring = Ring.open(start.ring)
     metrics.ring_limit.set(ring.capacity)
 
@@ -88,26 +96,47 @@ def _publish(start: SidecarStart, ready: Callable[[], None]) -> None:
         metrics.ring_used.set(ring.stats().used_bytes)
         if report.ready:
             ready()
+        if start.late and report.ready:
+            metrics.renewals.labels("process").inc()
 
     where = config.own.metrics
-    bulk = BulkPublisher(KafkaSettings.model_validate(settings.kafka), max_buffer_bytes=settings.max_cycle_bytes)
+    tellers = Tellers(ring)
+    mark = RolloutMark(kafka, config.plan.rollouts)
+    mark.start()
+
+    def watching(timeout_s: float) -> bool:
+        tellers.look()
+        return stopping(timeout_s)
+
     with HealthServer(registry, host=where.host, port=where.port):
-        loop = PublisherLoop(settings, ring.reader(), bulk, hear, stopping)
+        loop = PublisherLoop(
+            settings,
+            ring.reader(),
+            bulk_publisher(settings),
+            hear,
+            watching,
+            lengths=ring.lengths,
+            rollouts=mark.read_to,
+            renew=clients(settings),
+            codec=codec_of(kafka),
+        )
+        spare_collector()
         loop.run()
         loop.end_streams("the engine has ended")
-    bulk.close()
+    mark.stop()
+    loop.close()
 
 
 def needed(plan: TopicPlan) -> frozenset[str]:
     """Return the topics that a bare server cannot do without."""
-    return frozenset({plan.control, plan.acks, *(plan.activations(point) for point in plan.points)})
+    return frozenset({plan.control, plan.acks, plan.rollouts, *(plan.activations(point) for point in plan.points)})
 
 
 def _settings(config: ServerConfig, start: SidecarStart) -> PublisherSettings:
     fingerprint = model_fingerprint(Path(start.folder)) if start.folder else ""
     publisher = Publisher(config.kafka)
     try:
-        incarnation = announce_and_wait(publisher, config.plan, start.engine)
+        incarnation = announce_and_wait(publisher, config.plan.acks, start.engine, codec_of(config.kafka))
     finally:
         publisher.close()
     logger.info("engine %s, incarnation %d", start.engine, incarnation)
@@ -120,6 +149,9 @@ def _settings(config: ServerConfig, start: SidecarStart) -> PublisherSettings:
         ),
         interval_ms=config.own.publisher.interval_ms,
         max_cycle_mib=config.own.publisher.max_cycle_mib,
+        max_buffer_mib=config.own.publisher.buffer_mib,
+        max_held_mib=config.own.publisher.max_held_mib,
+        points=config.points,
         logging=config.own.logging,
         late=start.late,
     )
@@ -128,7 +160,7 @@ def _settings(config: ServerConfig, start: SidecarStart) -> PublisherSettings:
 def owner_watch(owner_pid: int) -> Callable[[float], bool]:
     """Return what waits so many seconds and says whether the owner has ended, or has closed our standard input.
 
-    From then on this process has half a minute: without a broker it would never be done.
+    From then on this process has half a minute, whatever it is at: without a broker it would never be done.
 
     Args:
         owner_pid: the process that the ring is written by.
@@ -138,19 +170,17 @@ def owner_watch(owner_pid: int) -> Callable[[float], bool]:
     except ProcessLookupError:
         owner = None
     watched = [sys.stdin.buffer, *([] if owner is None else [owner])]
-    timer = threading.Timer(_END_S, os._exit, (1,))
-    timer.daemon = True
-    begun = False
 
-    def stopping(timeout_s: float) -> bool:
-        nonlocal begun
-        readable, _, _ = select.select(watched, [], [], timeout_s)
-        ended = owner is None or bool(readable)
-        if ended and not begun:
-            begun = True
-            timer.start()
-        return ended
+    def stopping(timeout_s: float | None) -> bool:
+        return owner is None or bool(select.select(watched, [], [], timeout_s)[0])
 
+    def bound() -> None:
+        stopping(None)
+        time.sleep(_END_S)
+        logger.error("the engine ended %g s ago and not everything could be written: the rest is lost", _END_S)
+        os._exit(1)
+
+    threading.Thread(target=bound, name="owner watch", daemon=True).start()
     return stopping
 
 

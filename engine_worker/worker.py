@@ -9,35 +9,35 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
+from engine_worker.announcing import replaced_by
 from engine_worker.config import WorkerConfig
 from engine_worker.deltas import DeltaBuffer, Origin
-from engine_worker.driver import EngineDriver
-from engine_worker.intake import Offer, read_prompt
-from engine_worker.member import Member
-from engine_worker.observer import Observer
-from engine_worker.outbox import Outbox
-from engine_worker.tail import LogTail
+from engine_worker.intake import read_prompt
+from engine_worker.parts import Parts
+from engine_worker.pausing import Pauses
+from engine_worker.records import is_final_of
 from engine_worker.writer import Writer
 from undercurrent.adapters.base import EngineDelta
-from undercurrent.codec import Codec
-from undercurrent.errors import DecodeError
+from undercurrent.errors import DecodeError, EngineReplacedError
+from undercurrent.failpoints import failpoint
 from undercurrent.kafka.records import Partition, Record
-from undercurrent.protocol.epochs import Position
+from undercurrent.protocol.epochs import LogRange, Position
 from undercurrent.protocol.messages import (
     Accepted,
     ControlAck,
     ControlCommand,
+    EngineStarted,
     GenerationEvent,
+    Message,
     ProbeHeartbeat,
     ProbeVerdict,
     Released,
+    Rollout,
 )
-from undercurrent.protocol.worker import WorkerCore
 from undercurrent.protocol.worker_partition import Finished
 from undercurrent.protocol.worker_types import (
     AbortEngine,
@@ -50,6 +50,7 @@ from undercurrent.protocol.worker_types import (
     HandedOver,
     Now,
     Publish,
+    Purge,
     Reacquire,
     ReadControl,
     RunKey,
@@ -59,35 +60,11 @@ from undercurrent.protocol.worker_types import (
     Tail,
     Untail,
 )
+from undercurrent.subjects import codec_of
 
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What a worker works with.
-
-    Args:
-        core: the protocol.
-        driver: runs requests.
-        outbox: writes.
-        member: polls and commits.
-        tail: reads generations, control and acknowledgements.
-        verdicts: reads verdicts, where there are guards.
-        observer: counts.
-        offer: what prompts are checked against.
-    """
-
-    core: WorkerCore
-    driver: EngineDriver
-    outbox: Outbox
-    member: Member
-    tail: LogTail
-    verdicts: LogTail | None
-    observer: Observer
-    offer: Offer
 
 
 class EngineWorker:
@@ -96,18 +73,24 @@ class EngineWorker:
     Args:
         config: of the worker.
         stopping: whether a stop was asked for.
+
+    Attributes:
+        replaced: why it has stopped though nobody had asked it to.
+        publishers: process ids of its publishers, which announce themselves when they replace one that died.
     """
 
     def __init__(self, config: WorkerConfig, stopping: Callable[[], bool]) -> None:
         self._config = config
         self._plan = config.plan
         self._stopping = stopping
-        self._codec = Codec()
+        self._codec = codec_of(config.kafka)
         self._deltas = DeltaBuffer()
-        self._paused: dict[int, bool] = {}
+        self._pauses = Pauses()
         self._reached: dict[Partition, asyncio.Future[None]] = {}
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._stop_sent = False
+        self._stop_sent = self._failed = False
+        self.replaced: EngineReplacedError | None = None
+        self.publishers: Set[int] = frozenset()
         self._parts: Parts | None = None
         self._made_writer: Writer | None = None
 
@@ -127,7 +110,9 @@ class EngineWorker:
     def attach(self, parts: Parts) -> None:
         """Take what it works with; all of it reports to this worker."""
         self._parts = parts
-        self._made_writer = Writer(self._plan, self._codec, parts.outbox, parts.observer, self._deltas)
+        self._made_writer = Writer(
+            self._config.own.engine.name, self._plan, self._codec, parts.outbox, parts.observer, self._deltas
+        )
 
     async def run(self) -> None:
         """Work until a stop was asked for and is complete.
@@ -140,7 +125,7 @@ class EngineWorker:
         if parts.verdicts is not None:
             parts.verdicts.start()
         parts.member.start()
-        parts.observer.ready()
+        parts.observer.ready(self.on_ends)
         timers = [
             asyncio.create_task(self._every(_TICK_S, self._tick)),
             asyncio.create_task(self._every(self._config.own.limits.delta_interval_ms / 1000, self._writer.flush)),
@@ -152,8 +137,9 @@ class EngineWorker:
                 timer.cancel()
 
     async def _read_control(self) -> None:
-        """Read commands and answers to their end: what they bind must be known before the first prompt."""
-        topics = (Partition(self._plan.control, 0), Partition(self._plan.acks, 0))
+        """Read rollouts, commands and answers to their end: what they say must be known before the first prompt."""
+        names = (self._plan.rollouts, self._plan.control, self._plan.acks)
+        topics = tuple(Partition(name, 0) for name in names)
         self._reached = {where: asyncio.get_running_loop().create_future() for where in topics}
         self.parts.tail.start()
         starts = await asyncio.to_thread(self.parts.observer.beginnings, topics)
@@ -177,11 +163,8 @@ class EngineWorker:
     # Time.
 
     def _tick(self) -> None:
-        if self._stopping() and not self._stop_sent:
-            self._stop_sent = True
-            self.parts.observer.stopping()
-            logger.info("stopping: no more prompts; %d requests in flight", self.parts.core.unsettled)
-            self._do(self.parts.core.stop(_now()))
+        if self._stopping():
+            self._stop()
         self._do(self.parts.core.tick(_now()))
         self._tell_paused()
         for key in [key for key in self._deltas.runs if not self.parts.core.holds(key)]:
@@ -191,13 +174,24 @@ class EngineWorker:
         if stalled is not None:
             self.on_failure(stalled)
 
+    def _stop(self) -> None:
+        if not self._stop_sent:
+            self._stop_sent = True
+            self.parts.observer.stopping()
+            logger.info("stopping: no more prompts; %d requests in flight", self.parts.core.unsettled)
+            self._do(self.parts.core.stop(_now()))
+
     # From the member.
 
     def on_acquired(self, partition: int, position: Position, past: Mapping[str, Finished]) -> None:
         """A partition's epoch is committed."""
-        self._paused[partition] = True
+        self._pauses.taken(partition)
         self.parts.observer.acquired()
         self._do(self.parts.core.acquired(partition, position, _now(), past))
+
+    def on_gone(self, partition: int, offsets: LogRange, done: Callable[[], None]) -> None:
+        """Retention has taken prompts that nobody had finished."""
+        self._writer.gone(partition, offsets, done)
 
     def on_prompts(self, epochs: Mapping[int, int], records: Sequence[Record]) -> None:
         """Prompts were fetched."""
@@ -231,14 +225,16 @@ class EngineWorker:
     def on_records(self, records: Sequence[tuple[Record, int]]) -> None:
         """Records were read."""
         for record, ticket in records:
-            try:
-                message = self._codec.decode(record.value)
-            except DecodeError as exc:
-                logger.error("%s, offset %d: %s", record.source, record.offset, exc)
+            message = self._decoded(record)
+            if record.topic == self._plan.rollouts:
+                # Also one that cannot be read: whoever judges the streams comes to the same end of the topic.
+                self.parts.core.rollout(record.offset, message if isinstance(message, Rollout) else None)
                 continue
             match message:
                 case Accepted() | Released() | GenerationEvent() if record.topic == self._plan.generations:
                     core = self.parts.core
+                    if is_final_of(message, core.incarnation):
+                        failpoint("final_sent")
                     self._do(core.generation(record.partition, ticket, record.offset, message, _now()))
                 case ControlCommand():
                     self._do(self.parts.core.command(message, _now()))
@@ -248,6 +244,26 @@ class EngineWorker:
                     self._do(self.parts.core.verdict(message, _now()))
                 case ProbeHeartbeat():
                     self.parts.core.heartbeat(message, _now())
+                case EngineStarted():
+                    self._started(message, record.offset)
+
+    def _started(self, message: EngineStarted, offset: int) -> None:
+        """End when this engine's name has gone to a later process: its streams are closed for every reader."""
+        core, name = self.parts.core, self._config.own.engine.name
+        error = replaced_by(message, offset, engine=name, incarnation=core.incarnation, publishers=self.publishers)
+        if error is not None and self.replaced is None:
+            self.replaced = error
+            logger.error("%s", error)
+            self._stop()
+            # At once: nobody reads what is captured here any more.
+            self._do(core.lost(list(core.paused()), _now()))
+
+    def _decoded(self, record: Record) -> Message | None:
+        try:
+            return self._codec.decode(record.value)
+        except DecodeError as exc:
+            logger.error("%s, offset %d: %s", record.source, record.offset, exc)
+            return None
 
     def on_reached(self, partition: Partition, ticket: int) -> None:
         """A partition was read to its end."""
@@ -259,6 +275,10 @@ class EngineWorker:
             self._tell_paused()
         elif partition.topic == self._plan.control:
             self._do(self.parts.core.control_at_end(_now()))
+
+    def on_ends(self, ends: Mapping[int, int], asked_at_us: int) -> None:
+        """Partitions of the prompts topic ended there."""
+        self._do(self.parts.core.prompts_end(ends, asked_at_us, _now()))
 
     # From the engine and the publisher.
 
@@ -292,19 +312,25 @@ class EngineWorker:
         self.parts.observer.report(report)
         for request_id, attempt, index, point in report["ended"]:
             self._do(self.parts.core.streams_ended(RunKey(request_id, attempt), (StreamKey(index, point),), _now()))
+        # Last: what has come past an end says whose it was, and each of those looks at all that are overdue.
+        self.parts.core.published(report["written_to_s"], _now())
 
     def on_publisher_gone(self, error: BaseException) -> None:
-        """The publisher has ended by itself."""
-        self.on_failure(error)
+        """The publisher has ended by itself: its streams are lost, the engine serves on."""
+        logger.error("%s", error)
+        self.parts.observer.publisher_gone()
 
     def on_failure(self, error: BaseException) -> None:
-        """Something cannot be mended."""
+        """Something cannot be mended: from here on nothing is begun, claimed or finished."""
+        self._failed = True
         if not self._done.done():
             self._done.set_exception(error)
 
     # What the protocol decides.
 
     def _do(self, actions: Sequence[Action]) -> None:
+        if self._failed:
+            return
         for action in actions:
             self._carry_out(action)
         if actions:
@@ -315,6 +341,8 @@ class EngineWorker:
         match action:
             case Publish(partition=partition, message=message):
                 self._writer.generation(partition, message)
+            case Purge(partition=partition):
+                self._writer.purge(partition)
             case Start():
                 self._start(action)
             case AbortEngine(key=key, index=index):
@@ -330,7 +358,7 @@ class EngineWorker:
             case Tail(partition=partition, epoch=epoch, offset=offset):
                 parts.tail.add(Partition(self._plan.generations, partition), offset, epoch, to_end=True)
             case Untail(partition=partition):
-                self._paused.pop(partition, None)
+                self._pauses.gone(partition)
                 parts.tail.remove(Partition(self._plan.generations, partition))
             case Reacquire(partition=partition, at_least=at_least):
                 logger.warning("partition %d: another owner has written; taking it anew", partition)
@@ -345,15 +373,13 @@ class EngineWorker:
                     self._done.set_result(None)
 
     def _start(self, action: Start) -> None:
+        failpoint("accepted")
         core = self.parts.core
-        origin = Origin(
-            engine=core.engine,
-            incarnation=core.incarnation,
-            partition=action.partition,
-            offset=action.prompt.offset,
-        )
+        where = {"partition": action.partition, "offset": action.prompt.offset}
+        origin = Origin(engine=core.engine, incarnation=core.incarnation, **where)
         self._deltas.open(action.key, origin)
-        self.parts.driver.start(action.key, action.prompt)
+        self.parts.observer.started(action)
+        self.parts.driver.start(action.key, action.prompt, core.brake.rollouts)
 
     def _answered(self, command_id: str) -> None:
         self._do(self.parts.core.ack_delivered(command_id, _now()))
@@ -362,15 +388,10 @@ class EngineWorker:
         self._do(self.parts.core.dead_lettered(action.partition, action.offset, _now()))
 
     def _lost(self, action: EndStreams) -> None:
-        self._do(self.parts.core.streams_lost(action.key, action.streams, _now()))
+        self._do(self.parts.core.streams_lost(action, _now()))
 
     def _tell_paused(self) -> None:
-        hold = self.parts.observer.intake_held
-        for partition, reason in self.parts.core.paused().items():
-            paused = hold or reason is not None
-            if self._paused.get(partition) is not paused:
-                self._paused[partition] = paused
-                self.parts.member.pause(partition, paused)
+        self._pauses.tell(self.parts.core.paused(), self.parts.observer.intake_held, self.parts.member.pause)
 
 
 def _now() -> Now:

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from engine_worker.deltas import DeltaBuffer
 from engine_worker.observer import Observer
 from engine_worker.outbox import Item, Outbox
-from engine_worker.records import letter_of, lost_ends
+from engine_worker.records import GONE, gone_letter, letter_of, lost_ends
 from undercurrent.codec import Codec
+from undercurrent.protocol.dead_letters import Letter
+from undercurrent.protocol.epochs import LogRange
 from undercurrent.protocol.messages import Accepted, ControlAck, GenerationEvent, GenerationKind, Released
 from undercurrent.protocol.worker_types import DeadLetter, EndStreams, RunKey
 from undercurrent.topics import TopicPlan
@@ -22,6 +24,7 @@ class Writer:
     """Writes through the outbox; what has to be known of an acknowledgement is called on the loop's thread.
 
     Args:
+        engine: its name, for dead letters.
         plan: the topics.
         codec: encodes.
         outbox: writes.
@@ -29,7 +32,10 @@ class Writer:
         deltas: tokens that are not written yet.
     """
 
-    def __init__(self, plan: TopicPlan, codec: Codec, outbox: Outbox, observer: Observer, deltas: DeltaBuffer) -> None:
+    def __init__(
+        self, engine: str, plan: TopicPlan, codec: Codec, outbox: Outbox, observer: Observer, deltas: DeltaBuffer
+    ) -> None:
+        self._engine = engine
         self._plan = plan
         self._codec = codec
         self._outbox = outbox
@@ -54,6 +60,14 @@ class Writer:
             item = Item(event.request_id.encode(), self._codec.encode(event))
             self._outbox.send(self._plan.generations, partition, item)
 
+    def purge(self, partition: int) -> None:
+        """Take back what the client does not have yet of a generations partition that is somebody else's now.
+
+        The tokens of its runs end there: later ones would follow on those that were taken back, and leave a gap.
+        """
+        self._deltas.close_all(partition)
+        self._outbox.purge(self._plan.generations, partition)
+
     def answer(self, ack: ControlAck, done: Callable[[], None]) -> None:
         """Answer a control command."""
         self._observer.acknowledged(ack)
@@ -62,11 +76,19 @@ class Writer:
 
     def dead_letter(self, action: DeadLetter, done: Callable[[], None]) -> None:
         """Write a prompt to the dead-letter topic."""
-        letter = letter_of(self._plan, action)
-        self._observer.dead_letter(action.kind)
+        letter = letter_of(self._plan, action, self._engine, time.time_ns() // 1_000_000)
         logger.warning("prompt %d of partition %d is dead: %s", action.offset, action.partition, action.kind)
+        self._bury(action.partition, action.kind, letter, done)
+
+    def gone(self, partition: int, offsets: LogRange, done: Callable[[], None]) -> None:
+        """Declare prompts that retention has taken: one dead letter, without bytes, for all of them."""
+        letter = gone_letter(self._plan, partition, offsets, self._engine, time.time_ns() // 1_000_000)
+        self._bury(partition, GONE, letter, done)
+
+    def _bury(self, partition: int, kind: str, letter: Letter, done: Callable[[], None]) -> None:
+        self._observer.dead_letter(kind)
         item = Item(letter.key, letter.value, letter.headers, lambda _: done())
-        self._outbox.send(self._plan.dlq(self._plan.prompts), action.partition, item)
+        self._outbox.send(self._plan.dlq(self._plan.prompts), partition, item)
 
     def lost_ends(self, action: EndStreams, done: Callable[[], None]) -> None:
         """Write the ends of streams that get none from their publisher; `done` when all are acknowledged."""

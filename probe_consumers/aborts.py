@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import logging
+import time
 
+from probe_consumers.bound import Clock
 from undercurrent.codec import Codec
 from undercurrent.errors import ProducerFatalError, UnreachableError
+from undercurrent.failpoints import failpoint
 from undercurrent.kafka.publisher import Delivery, DeliveryError, Publisher
 from undercurrent.protocol.messages import ControlCommand, ProbeHeartbeat
 
 logger = logging.getLogger(__name__)
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
 
 
 class AbortWriter:
@@ -20,13 +27,21 @@ class AbortWriter:
         topic: the control topic.
         codec: encodes.
         flush_timeout_s: how long the acknowledgements may take.
+        clock: microseconds since the Unix epoch.
+
+    Attributes:
+        clock_ahead_us: by how much that clock is ahead of the broker's, as of the last acknowledgement.
     """
 
-    def __init__(self, publisher: Publisher, topic: str, codec: Codec, flush_timeout_s: float = 6.0) -> None:
+    def __init__(
+        self, publisher: Publisher, topic: str, codec: Codec, flush_timeout_s: float = 6.0, clock: Clock = _now_us
+    ) -> None:
         self._publisher = publisher
         self._topic = topic
         self._codec = codec
         self._flush_timeout_s = flush_timeout_s
+        self._clock = clock
+        self.clock_ahead_us = 0
         self._failed: DeliveryError | None = None
         self._waiting = False
 
@@ -37,7 +52,8 @@ class AbortWriter:
             hello: announces no probe; an engine worker passes over it.
         """
         self._publisher.open()
-        self._publisher.produce(self._topic, self._codec.encode(hello), key=hello.service.encode(), partition=0)
+        value, key = self._codec.encode(hello), hello.service.encode()
+        self._publisher.produce(self._topic, value, key=key, partition=0, on_delivery=self._look_at_clock)
         left = self._publisher.flush(self._flush_timeout_s)
         if left:
             logger.warning("the first record for %s is not acknowledged yet", self._topic)
@@ -72,10 +88,16 @@ class AbortWriter:
         if failed is not None or left:
             reason = failed.reason if failed is not None else f"{left} without an answer"
             raise UnreachableError(f"abort commands did not arrive at {self._topic}: {reason}")
+        failpoint("abort_sent")
 
     def close(self) -> None:
         """End the client."""
         self._publisher.close()
 
     def _delivered(self, delivery: Delivery) -> None:
+        self._look_at_clock(delivery)
         self._failed = self._failed or delivery.error
+
+    def _look_at_clock(self, delivery: Delivery) -> None:
+        if delivery.appended_at_us is not None and delivery.error is None:
+            self.clock_ahead_us = self._clock() - delivery.appended_at_us

@@ -86,12 +86,14 @@ class Source:
         offset: where in the partition.
         timestamp_us: when the broker appended it.
         captured_at_us: when its activations were captured, None where it has none.
+        silent: what follows from it is written already.
     """
 
     partition: int
     offset: int
     timestamp_us: int
     captured_at_us: int | None = None
+    silent: bool = False
 
 
 class Speaker:

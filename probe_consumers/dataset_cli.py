@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from probe_consumers.recording_options import RecordingOptions
+from undercurrent.cli.grouping import with_options
 from undercurrent.cli.options import Bootstrap, ConfigFile, PointsFile, Prefix
+from undercurrent.cli.progress import progress
 
 app = typer.Typer(
     help="Recorded activations as a folder of tables and tensors, and back.", no_args_is_help=True, add_completion=False
@@ -19,74 +24,34 @@ Json = Annotated[bool, typer.Option("--json", help="The manifest, or the result,
 
 
 @app.command("export")
+@with_options("read", RecordingOptions)
 def export_dataset(
     out: Folder,
+    read: RecordingOptions,
     point: Annotated[
         list[str] | None, typer.Option("--point", help="Extraction point; may be repeated; all by default.")
     ] = None,
-    since: Annotated[
-        str | None, typer.Option("--since", help="Records appended from this time on: ISO 8601, or Unix seconds.")
-    ] = None,
-    until: Annotated[str | None, typer.Option("--until", help="Records appended before this time.")] = None,
-    from_offset: Annotated[
-        list[str] | None, typer.Option("--from-offset", help="First offset, or PARTITION:OFFSET; may be repeated.")
-    ] = None,
-    request: Annotated[list[str] | None, typer.Option("--request", help="Only this request; may be repeated.")] = None,
-    group_by: Annotated[
-        str, typer.Option("--group-by", help="Never in two parts: request_id, tenant, or a key of prompts' metadata.")
-    ] = "request_id",
-    split: Annotated[str, typer.Option("--split", help="Shares of fit, threshold and test.")] = "0.6,0.2,0.2",
-    test_after: Annotated[
-        str | None, typer.Option("--test-after", help="Groups with a request made from this time on are the test part.")
-    ] = None,
-    salt: Annotated[str, typer.Option("--salt", help="Another one draws another split.")] = "undercurrent",
     text: Annotated[bool, typer.Option("--text/--no-text", help="Prompts, metadata and what was generated.")] = True,
     tensors_in_parquet: Annotated[
         bool, typer.Option("--tensors-in-parquet", help="Values beside each token too, as lists of float32.")
     ] = False,
     shard_mib: Annotated[int, typer.Option("--shard-mib", min=1, help="Size of a file of tensors.")] = 64,
-    config: ConfigFile = None,
-    points: PointsFile = None,
-    prefix: Prefix = None,
-    bootstrap_servers: Bootstrap = None,
     json_lines: Json = False,
 ) -> None:
     """Write recorded activations into a folder that pandas, polars, datasets and safetensors open.
 
     The topics' ends are fixed when it begins, and memory is bounded however much is read. What retention has deleted
-    and every record that is left out are counted, printed and written into manifest.json.
+    and every record that is left out are counted, printed and written into manifest.json. An export that was
+    interrupted begins again when it is run into the same folder. Requests whose prompts are the same, or share 13 words
+    in a row, are brought into one part.
     """
     # Imported here: `--help` needs neither a Kafka client nor pyarrow.
-    from probe_consumers.dataset_export import ExportOrder, export
-    from probe_consumers.dataset_source import KafkaSource
+    from probe_consumers.dataset_export import export
     from probe_consumers.dataset_telling import as_json, told
-    from probe_consumers.replay_range import RangeRequest, parse_offsets, parse_time
-    from undercurrent.cli.planning import plan_of
-    from undercurrent.evaluation.dataset_split import SplitRule, parse_shares
-    from undercurrent.pipeline import connection, interactive, read_sections
 
-    sections = read_sections(config)
-    plan = plan_of(sections, config, points, prefix)
-    order = ExportOrder(
-        points=tuple(point or plan.points),
-        range=RangeRequest(
-            since_ms=None if since is None else parse_time(since),
-            until_ms=None if until is None else parse_time(until),
-            offsets=parse_offsets(from_offset or []),
-        ),
-        requests=frozenset(request or ()),
-        out=out,
-        split=SplitRule(
-            group_by=group_by,
-            shares=parse_shares(split),
-            salt=salt,
-            test_after_us=None if test_after is None else parse_time(test_after) * 1000,
-        ),
-        with_text=text,
-        tensors_in_parquet=tensors_in_parquet,
-        shard_bytes=shard_mib << 20,
-    )
-    manifest = export(KafkaSource(interactive(connection(sections, bootstrap_servers))), plan, order)
+    topics = read.topics(point)
+    order = replace(topics.order, with_text=text, tensors_in_parquet=tensors_in_parquet, shard_bytes=shard_mib << 20)
+    manifest = export(topics.source, topics.plan, order, out, partial(progress, "exporting"))
     sys.stdout.write(as_json(manifest) if json_lines else told(out, manifest))
 
 

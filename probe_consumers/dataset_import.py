@@ -1,4 +1,4 @@
-"""What `undercurrent dataset import` does: streams of a dataset onto topics, for a replay to read as the recorded ones.
+"""What `undercurrent dataset import` writes and a replay of a dataset reads: its streams as messages again.
 
 A stream is written by its own engine's name, one shard with all of its layers, a block per recorded step; messages that
 never came leave their numbers free. What cannot be written again as it was is counted: see `Imported.altered`.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from undercurrent.codec import Codec
@@ -26,6 +25,7 @@ from undercurrent.evaluation.dataset_format import (
     STREAMS,
     data_file,
     read_manifest,
+    read_table,
     tensor_file,
     tensor_key,
 )
@@ -33,8 +33,21 @@ from undercurrent.evaluation.dataset_split import PARTS
 from undercurrent.evaluation.dataset_tensors import TensorFile
 from undercurrent.protocol.messages import ActivationBlock, EndReason, StreamEnded, StreamInvalidated, StreamStarted
 
-Send = Callable[[str, str, bytes], None]
-"""Takes a point, a request id and the bytes of a message."""
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A message of a stream.
+
+    Args:
+        point: extraction point.
+        request_id: the request.
+        value: the bytes of the message.
+    """
+
+    point: str
+    request_id: str
+    value: bytes
+
 
 StreamKey = tuple[str, int, int, str]
 
@@ -46,11 +59,11 @@ _NO_END = {"", "superseded"}
 
 @dataclass(slots=True)
 class Imported:
-    """What was written.
+    """What was made.
 
     Args:
-        streams: written.
-        messages: written.
+        streams: made.
+        messages: made.
         altered: streams whose end cannot be written as it was, by the reason that it had.
     """
 
@@ -70,30 +83,42 @@ class _Writing:
 
 
 class DatasetImport:
-    """Writes the streams of a dataset.
+    """Makes messages of the streams of a dataset.
 
     Args:
         folder: of the dataset.
-        send: writes a message.
+        wanted: streams to make; all by default.
         block_bytes: largest block.
+        codec: encodes; framed without a schema registry when not given.
     """
 
-    def __init__(self, folder: Path, send: Send, *, block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        wanted: Collection[StreamKey] | None = None,
+        *,
+        block_bytes: int = BLOCK_BYTES,
+        codec: Codec | None = None,
+    ) -> None:
         self._folder = folder
         self._manifest = read_manifest(folder)
-        self._send = send
         self._block_bytes = block_bytes
-        self._codec = Codec()
-        self._streams = pq.read_table(folder / STREAMS)
+        self._codec = codec or Codec()
+        self._streams = read_table(folder / STREAMS)
         names = zip(
             *(self._streams[name].to_pylist() for name in ("request_id", "attempt", "index", "point")), strict=True
         )
-        self._places: dict[StreamKey, int] = {name: place for place, name in enumerate(names)}
+        self._known: dict[StreamKey, int] = {name: place for place, name in enumerate(names)}
+        self._wanted = self._known.keys() if wanted is None else frozenset(wanted)
+        points_of: defaultdict[tuple[str, int, int], list[str]] = defaultdict(list)
+        for name, attempt, index, point in self._known.keys() & self._wanted:
+            points_of[name, attempt, index].append(point)
+        self._points_of = {request: tuple(sorted(points)) for request, points in points_of.items()}
         self._writing: dict[StreamKey, _Writing] = {}
         # Streams without rows, by request and point.
         self._empty: defaultdict[tuple[str, str], list[StreamKey]] = defaultdict(list)
-        for key, count in zip(self._places, self._streams["positions"].to_pylist(), strict=True):
-            if not count:
+        for key, count in zip(self._known, self._streams["positions"].to_pylist(), strict=True):
+            if not count and key in self._wanted:
                 self._empty[key[0], key[3]].append(key)
         self.result = Imported()
 
@@ -102,8 +127,8 @@ class DatasetImport:
         """Points whose topics it writes to."""
         return tuple(self._manifest["points"])
 
-    def run(self) -> Imported:
-        """Write everything.
+    def messages(self) -> Iterator[Written]:
+        """Yield every message, each stream's in order; the same ones in the same order every time.
 
         Raises:
             DatasetError: a file is missing or does not say what another one says.
@@ -112,10 +137,10 @@ class DatasetImport:
             prefix = f"data/{part}-"
             count = sum(name.startswith(prefix) for name in self._manifest["files"])
             for number in range(count):
-                self._file(part, number)
+                yield from self._file(part, number)
         for key in sorted(key for keys in self._empty.values() for key in keys):
-            self._begin(key)
-            self._end(key)
+            yield from self._begin(key)
+            yield from self._end(key)
         if self._writing:
             key = next(iter(self._writing))
             writing = self._writing[key]
@@ -123,14 +148,9 @@ class DatasetImport:
                 f"{self._folder}: {key[0]} at {key[3]}: {writing.seen} positions, {STREAMS} says "
                 f"{writing.facts['positions']}"
             )
-        return self.result
 
-    def _file(self, part: str, number: int) -> None:
-        path = self._folder / data_file(part, number)
-        try:
-            table = pq.read_table(path, columns=_COLUMNS)
-        except (OSError, pa.ArrowInvalid) as exc:
-            raise DatasetError(f"{path}: cannot be read: {exc}") from exc
+    def _file(self, part: str, number: int) -> Iterator[Written]:
+        table = read_table(self._folder / data_file(part, number), _COLUMNS)
         tensors = TensorFile(self._folder / tensor_file(part, number))
         maps: dict[str, NDArray[Any]] = {key: tensors.map(key) for key in tensors.keys}
         columns = {name: table[name].combine_chunks() for name in _COLUMNS}
@@ -141,12 +161,17 @@ class DatasetImport:
         numbers["token_id"] = pc.fill_null(columns["token_id"], -1).to_numpy(zero_copy_only=False)
         for first, last in _pieces(columns, numbers):
             key = tuple(columns[name][first].as_py() for name in ("request_id", "attempt", "index", "point"))
-            self._piece(key, {name: values[first:last] for name, values in numbers.items()}, maps)
+            if key not in self._known:
+                raise DatasetError(f"{self._folder}: {key[0]} (attempt {key[1]}) at {key[3]} is not in {STREAMS}")
+            if key not in self._wanted:
+                continue
+            yield from self._piece(key, {name: values[first:last] for name, values in numbers.items()}, maps)
 
-    def _piece(self, key: StreamKey, rows: dict[str, NDArray[Any]], maps: dict[str, NDArray[Any]]) -> None:
+    def _piece(self, key: StreamKey, rows: dict[str, NDArray[Any]], maps: dict[str, NDArray[Any]]) -> Iterator[Written]:
         if key not in self._writing:
-            self._before(key)
-        writing = self._writing.get(key) or self._begin(key)
+            yield from self._before(key)
+            yield from self._begin(key)
+        writing = self._writing[key]
         started = writing.started
         count = len(started.layers)
         layers = tuple(rows["layer"][:count].tolist())
@@ -163,7 +188,7 @@ class DatasetImport:
         writing.seq += int(rows["gap"][0])
         for start in range(0, len(positions), step := self._tokens_of(values)):
             stop = start + step
-            self._message(
+            yield self._message(
                 started,
                 ActivationBlock(
                     **_identity(started),
@@ -183,45 +208,45 @@ class DatasetImport:
             writing.seq += 1
         writing.seen += len(positions)
         if writing.seen >= writing.facts["positions"]:
-            self._end(key)
+            yield from self._end(key)
 
-    def _before(self, key: StreamKey) -> None:
-        """Write the streams that have to come before one: a higher attempt voids every lower one."""
+    def _before(self, key: StreamKey) -> Iterator[Written]:
+        """Yield the streams that have to come before one: a higher attempt voids every lower one."""
         empty = self._empty.pop((key[0], key[3]), [])
         earlier = sorted(other for other in empty if other[1] < key[1])
         if later := [other for other in empty if other[1] >= key[1]]:
             self._empty[key[0], key[3]] = later
         for other in earlier:
-            self._begin(other)
-            self._end(other)
+            yield from self._begin(other)
+            yield from self._end(other)
 
     def _tokens_of(self, values: NDArray[Any]) -> int:
         """Return how many tokens a block may have."""
         token_bytes = int(values.shape[1]) * row_bytes(values.dtype.name, int(values.shape[2])) + 8
         return max(1, self._block_bytes // token_bytes)
 
-    def _begin(self, key: StreamKey) -> _Writing:
-        if key not in self._places:
-            raise DatasetError(f"{self._folder}: {key[0]} (attempt {key[1]}) at {key[3]} is not in {STREAMS}")
-        facts = self._facts(self._places[key])
+    def _begin(self, key: StreamKey) -> Iterator[Written]:
+        facts = self._facts(self._known[key])
         told = json.loads(facts["started"])
         for name in ("layers", "row_shape", "unembedded_positions"):
             told[name] = tuple(told[name])
+        # A stream at a point that is not written never comes: nobody shall wait for it.
+        told["points"] = self._points_of[key[:3]]
         if told["dtype"] == "int8":
             # The rows were multiplied by their scales; that is what a probe reads.
             told["dtype"] = "float32"
-        started = StreamStarted(**told)
-        self._writing[key] = writing = _Writing(started, facts)
+        # The rollouts that were in force stand in a topic of the pipeline that the streams come from.
+        started = StreamStarted(**told | {"rollouts": 0})
+        self._writing[key] = _Writing(started, facts)
         self.result.streams += 1
-        self._message(started, started)
-        return writing
+        yield self._message(started, started)
 
-    def _end(self, key: StreamKey) -> None:
+    def _end(self, key: StreamKey) -> Iterator[Written]:
         writing = self._writing.pop(key)
         facts, started = writing.facts, writing.started
         reason = facts["end_reason"]
         if reason == "rewound":
-            self._message(
+            yield self._message(
                 started,
                 StreamInvalidated(
                     **_identity(started),
@@ -239,7 +264,7 @@ class DatasetImport:
             return
         told = json.loads(facts["ended"]) if facts["ended"] else _lost(started)
         seq = writing.seq + facts["trailing_gap"]
-        self._message(
+        yield self._message(
             started,
             StreamEnded(
                 **_identity(started),
@@ -259,9 +284,9 @@ class DatasetImport:
         row: dict[str, Any] = self._streams.slice(place, 1).to_pylist()[0]
         return row
 
-    def _message(self, started: StreamStarted, message: Any) -> None:  # noqa: ANN401 - one of a stream's messages
-        self._send(started.point, started.request_id, self._codec.encode(message))
+    def _message(self, started: StreamStarted, message: Any) -> Written:  # noqa: ANN401 - one of a stream's messages
         self.result.messages += 1
+        return Written(started.point, started.request_id, self._codec.encode(message))
 
 
 def _pieces(columns: dict[str, pa.Array], numbers: dict[str, NDArray[Any]]) -> Iterator[tuple[int, int]]:

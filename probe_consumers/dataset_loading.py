@@ -6,10 +6,13 @@ from pathlib import Path
 
 from probe_consumers.dataset_import import DatasetImport, Imported
 from undercurrent.errors import DatasetError, TopicError, UnreachableError
+from undercurrent.evaluation.dataset_format import STREAMS, read_table
 from undercurrent.kafka.admin import TopicAdmin
 from undercurrent.kafka.client import KafkaSettings
+from undercurrent.kafka.erasures import read_erasures
 from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.publisher import Delivery, Publisher
+from undercurrent.subjects import codec_of
 from undercurrent.topics import TopicPlan, partition_of
 
 _FLUSH_S = 60.0
@@ -21,6 +24,7 @@ def import_folder(folder: Path, settings: KafkaSettings, plan: TopicPlan) -> Imp
     Raises:
         DatasetError: the folder is no dataset, or has a point that the pipeline has not.
         TopicError: a topic holds records already.
+        ReplayError: a request of it is erased; `undercurrent erase --folder` takes it out.
         UnreachableError: a record was not acknowledged.
     """
     publisher = Publisher(settings)
@@ -40,22 +44,25 @@ def import_folder(folder: Path, settings: KafkaSettings, plan: TopicPlan) -> Imp
         publisher.poll(0.0)
         _raise(failed)
 
-    run = DatasetImport(folder, send, block_bytes=plan.activation_bytes // 2)
+    run = DatasetImport(folder, block_bytes=plan.activation_bytes // 2, codec=codec_of(settings, plan))
     unknown = [point for point in run.points if point not in plan.points]
     if unknown:
         raise DatasetError(
             f"{folder}: point {unknown[0]!r} is none of the pipeline's: {', '.join(plan.points) or 'none'}"
         )
+    ids = read_table(folder / STREAMS, ["request_id"])["request_id"].unique().to_pylist()
+    read_erasures(settings, plan.erasures).refuse(ids)
     _prepare(settings, plan, run.points)
     try:
-        result = run.run()
+        for item in run.messages():
+            send(item.point, item.request_id, item.value)
         left = publisher.flush(_FLUSH_S)
         _raise(failed)
         if left:
             raise UnreachableError(f"{left} records were not acknowledged in {_FLUSH_S:g} s")
     finally:
         publisher.close()
-    return result
+    return run.result
 
 
 def _prepare(settings: KafkaSettings, plan: TopicPlan, points: tuple[str, ...]) -> None:

@@ -43,10 +43,9 @@ class Reading:
         """Take prompts, and when each group had one."""
         for message in self._messages(records):
             if isinstance(message, PromptRequest):
-                self._facts.add_prompt(message)
                 known = PromptFacts(message.prompt, message.metadata, message.tenant, message.created_at_us)
                 named = group_of(message.request_id, known, rule)
-                self._facts.add_group(group_hash(named or message.request_id), message.created_at_us)
+                self._facts.add_prompt(message, group_hash(message.request_id if named is None else named))
 
     def generations(self, records: Iterable[Record]) -> None:
         """Take the valid final of each request, and the text that its attempt generated."""

@@ -8,9 +8,11 @@ from typing import Protocol
 
 from probe_consumers.replay import Span
 from probe_consumers.replay_range import RangeRequest, find_range, spans_of
+from undercurrent.codec import Codec
 from undercurrent.errors import TopicError
 from undercurrent.kafka.client import Isolation, KafkaSettings
 from undercurrent.kafka.records import Record
+from undercurrent.subjects import codec_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,11 @@ class TopicPart:
 
 class Source(Protocol):
     """Opens parts of topics."""
+
+    @property
+    def codec(self) -> Codec:
+        """Decodes their records."""
+        ...
 
     def part(self, topic: str, asked: RangeRequest, *, committed: bool = False) -> TopicPart | None:
         """Return a part of a topic as it is now, None where there is no such topic.
@@ -51,6 +58,7 @@ class KafkaSource:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
+        self.codec = codec_of(settings)
 
     def part(self, topic: str, asked: RangeRequest, *, committed: bool = False) -> TopicPart | None:
         """Return a part of a topic; see `Source`."""

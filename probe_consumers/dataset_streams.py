@@ -69,6 +69,7 @@ class StreamExport:
         self.undecodable = 0
         self.ungrouped = 0
         self.records = 0
+        self.positions_without_token_ids = 0
 
     def feed(self, item: Incoming) -> None:
         """Take the next record of a partition."""
@@ -124,8 +125,8 @@ class StreamExport:
         named = group_of(name.request_id, prompt, self._rule)
         self.ungrouped += named is None
         group = group_hash(name.request_id if named is None else named)
-        latest_us = self._facts.latest_us(group) or stream.started.started_at_us
-        self._open[number, name] = _Open(self._rule.part_of(group, latest_us), group)
+        part = self._facts.part_of(group) or self._rule.part_of(group, stream.started.started_at_us)
+        self._open[number, name] = _Open(part, group)
 
     def _arrived(self, number: int, event: Arrived) -> None:
         name, block = event.stream.id, event.block
@@ -133,8 +134,9 @@ class StreamExport:
         if opened is None:
             self._strays["opened_again"] += 1
             return
-        places = positions(block)
+        places, tokens = positions(block), token_ids(block)
         opened.positions += len(places)
+        self.positions_without_token_ids += len(places) - len(tokens)
         opened.gaps += event.gap
         key = (name.request_id, name.attempt, name.index)
         self._writer.add(
@@ -146,7 +148,7 @@ class StreamExport:
                 point=self._point,
                 layers=block.layers,
                 positions=places,
-                token_ids=token_ids(block),
+                token_ids=tokens,
                 values=as_array(block),
                 prompt_len=event.stream.started.prompt_len,
                 step=block.step,

@@ -32,14 +32,28 @@ def _lines(folder: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
     yield f"  split by {split['group_by']}: {parts}"
     if split["ungrouped"]:
         yield f"  {split['ungrouped']} streams have no {split['group_by']!r}: each of their requests is its own group"
+    yield from _duplicates(split.get("duplicates"))
     for name, values in counts["requests_by_label"].items():
         yield f"  label {name}: " + ", ".join(f"{value} {count}" for value, count in sorted(values.items()))
     if counts["void_requests"]:
         yield f"  {counts['void_requests']} attempts are void: another one counts"
+    for point, count in source.get("without_token_ids", {}).items():
+        if count:
+            yield f"  {point}: no token ids were recorded of {count} positions (token_ids: false)"
     yield from _gone(source["topics"])
     yield from _left_out(source)
     if manifest["test_reads"]:
         yield f"  the test part was read {len(manifest['test_reads'])} times"
+
+
+def _duplicates(found: Mapping[str, Any] | None) -> Iterator[str]:
+    if not found or not found["near_across"]:
+        return
+    done = "left in two parts" if found["kept"] else f"{found['moved']} moved, so that each is in one part"
+    yield (
+        f"  {found['near_across']} requests share their prompt ({found['exact_across']}), or 13 words in a row of it, "
+        f"with one that was drawn for another part: {done}"
+    )
 
 
 def _gone(topics: Mapping[str, Any]) -> Iterator[str]:

@@ -76,7 +76,8 @@ def import_labels(
 
     Fields: request_id, name, value, source; and, where they are known, token_start and token_end (absolute positions)
     or char_start and char_end (of the generated text), version, sampling_probability, created_at. Spans of text are
-    mapped to tokens; those that do not align are printed and left out, and the exit code is 1.
+    mapped to tokens; those that do not align are printed and left out, and the exit code is 1. Rows that differ in
+    nothing but their span are one label.
     """
     from undercurrent.evaluation.labels import read_labels
 
@@ -94,30 +95,33 @@ def _write(
     from probe_consumers.dataset_source import KafkaSource
     from probe_consumers.labels_command import generated_texts, mapped, write_labels
     from probe_consumers.replay_range import RangeRequest
+    from undercurrent.acls import Service
     from undercurrent.cli.planning import plan_of
-    from undercurrent.codec import Codec
     from undercurrent.evaluation.spans import Generated, load_tokenizer
     from undercurrent.kafka.admin import TopicAdmin
     from undercurrent.kafka.publisher import Publisher
-    from undercurrent.pipeline import connection, interactive, read_sections
+    from undercurrent.pipeline import connection, interactive, permitted, read_sections
+    from undercurrent.subjects import codec_of
 
     sections = read_sections(config)
     plan = plan_of(sections, config, None, prefix)
     settings = interactive(connection(sections, bootstrap_servers))
+    permitted(settings, Service.OPERATOR, plan, only={plan.labels})
 
     def texts(wanted: Collection[str]) -> dict[str, Generated]:
         part = KafkaSource(settings).part(plan.generations, RangeRequest())
-        return {} if part is None else generated_texts(Codec(), part.records, wanted)
+        return {} if part is None else generated_texts(codec_of(settings), part.records, wanted)
 
     result = mapped(rows, texts, None if tokenizer is None else load_tokenizer(tokenizer))
     topic = next(topic for topic in plan.topics() if topic.name == plan.labels)
     admin = TopicAdmin(settings)
     # A pipeline that was set up before there were labels has no topic of them.
-    admin.create([topic], replication_factor=plan.replication_factor)
+    if not admin.describe([topic.name], with_config=False):
+        admin.create([topic], replication_factor=plan.replication_factor)
     admin.check_partitions([topic])
     publisher = Publisher(settings)
     try:
-        count = write_labels(publisher, topic.name, topic.partitions, result.labels)
+        count = write_labels(publisher, topic.name, topic.partitions, result.labels, codec_of(settings, plan))
     finally:
         publisher.close()
     for line in result.widened:

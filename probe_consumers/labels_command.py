@@ -10,7 +10,7 @@ from typing import Any
 
 from undercurrent.codec import Codec
 from undercurrent.errors import DatasetError, DecodeError, UnreachableError
-from undercurrent.evaluation.labels import LabelRow, key_of
+from undercurrent.evaluation.labels import LabelRow, joined, key_of
 from undercurrent.evaluation.spans import Generated, SpanMapper
 from undercurrent.kafka.publisher import Delivery, Publisher
 from undercurrent.kafka.records import Record
@@ -112,16 +112,16 @@ def mapped(
         if not tokens.exact:
             result.widened.append(f"{where}: widened to tokens {tokens.start} to {tokens.end - 1}")
         result.labels.append(row.label(at, (tokens.start, tokens.end)))
+    result.labels = joined(result.labels)
     return result
 
 
-def write_labels(publisher: Publisher, topic: str, partitions: int, labels: Iterable[Label]) -> int:
+def write_labels(publisher: Publisher, topic: str, partitions: int, labels: Iterable[Label], codec: Codec) -> int:
     """Write labels and wait until each is acknowledged; return how many.
 
     Raises:
         UnreachableError: one was not acknowledged.
     """
-    codec = Codec()
     failed: list[str] = []
 
     def delivered(delivery: Delivery) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter as Counts
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from probe_consumers.drift import DriftWatch, Key, Seen
 from undercurrent.kafka.records import Record
 from undercurrent.protocol.host_events import Transaction
 from undercurrent.protocol.messages import ControlCommand, VerdictKind
@@ -46,6 +48,12 @@ class ProbeMetrics:
         self.batch_seconds = histogram("probe_batch_seconds", "Time to decode and judge what one poll gave.")
         self.notices = counter("probe_position_notices_total", "What was declared about positions.", ("notice",))
         self.problems = counter("probe_partition_problems_total", "Partitions that could not be read.", ("problem",))
+        self.drift = gauge("probe_drift", "Drift of the last window of requests.", ("probe", "version", "figure"))
+        self.drift_limits = gauge(
+            "probe_drift_limit", "Beyond this a figure is raised.", ("probe", "version", "figure")
+        )
+        self.drift_raised = gauge("probe_drift_raised", "Figures beyond their limits.", ("probe", "version"))
+        self.drift_windows = counter("probe_drift_windows_total", "Windows of requests told.", ("probe", "version"))
         self.streams = gauge("probe_open_streams", "Streams that are open.")
         self.lag_records = gauge("probe_lag_records", "Records between outputs and the log's end.", ("partition",))
         self.lag_seconds = gauge("probe_lag_seconds", "Age of the oldest record without outputs.", ("partition",))
@@ -57,11 +65,15 @@ class HostMetrics:
     Args:
         families: of the process.
         point: the point.
+        watch: windows of its probes.
     """
 
-    def __init__(self, families: ProbeMetrics, point: str) -> None:
+    def __init__(self, families: ProbeMetrics, point: str, watch: DriftWatch | None = None) -> None:
         self._families = families
         self._point = point
+        self._watch = watch or DriftWatch()
+        for key in self._watch.told:
+            self._drift(key)
 
     def batch(self, records: Sequence[Record], seconds: float) -> None:
         """Count what one poll gave."""
@@ -102,6 +114,24 @@ class HostMetrics:
             seconds = max(0, command.decided_at_us - command.captured_at_us) / 1e6
             self._families.abort_decision.labels(self._point).observe(seconds)
 
+    def drift(self, seen: Seen) -> None:
+        """Count what a written transaction carried towards windows of requests."""
+        known = set(self._watch.told)
+        whole = self._watch.count(seen)
+        for key in (self._watch.told.keys() - known) | set(whole):
+            self._drift(key)
+        for name, version, _ in whole:
+            self._families.drift_windows.labels(self._point, name, version).inc()
+
+    def _drift(self, key: Key) -> None:
+        families, told = self._families, self._watch.told[key]
+        labels = self._point, key[0], key[1]
+        for name, value in told.figures.items():
+            families.drift.labels(*labels, name).set(value)
+        for name, value in told.limits.items():
+            families.drift_limits.labels(*labels, name).set(value)
+        families.drift_raised.labels(*labels).set(math.nan if told.raised is None else len(told.raised))
+
     def notice(self, notice: str) -> None:
         """Count a declaration about a position."""
         self._families.notices.labels(self._point, notice).inc()
@@ -114,12 +144,12 @@ class HostMetrics:
         """Set the number of open streams."""
         self._families.streams.labels(self._point).set(count)
 
-    def lag(self, partition: int, records: int, seconds: float) -> None:
+    def lag(self, partition: str, records: int, seconds: float) -> None:
         """Set the true lag of a partition."""
-        self._families.lag_records.labels(self._point, str(partition)).set(records)
-        self._families.lag_seconds.labels(self._point, str(partition)).set(seconds)
+        self._families.lag_records.labels(self._point, partition).set(records)
+        self._families.lag_seconds.labels(self._point, partition).set(seconds)
 
-    def forget(self, partition: int) -> None:
+    def forget(self, partition: str) -> None:
         """Drop the lag of a partition that is somebody else's now."""
         for family in (self._families.lag_records, self._families.lag_seconds):
-            family.remove(self._point, str(partition))
+            family.remove(self._point, partition)

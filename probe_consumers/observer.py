@@ -10,9 +10,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from probe_consumers.bound import Bound, Clock
+from probe_consumers.bound import Clock
 from probe_consumers.metrics import HostMetrics
 from probe_consumers.point_host import PointHost
+from probe_consumers.versions import Versions
 from undercurrent.codec import Codec
 from undercurrent.errors import ProbingError
 from undercurrent.kafka.offsets import OffsetLookup
@@ -34,32 +35,35 @@ class Watched:
         host: the loop.
         point: its point.
         service: its consumer group.
-        bounds: its bindings.
+        versions: of its bindings.
         metrics: where its lag goes.
+        states: topic of the states of its long streams, None where none are kept.
     """
 
     host: PointHost
     point: str
     service: str
-    bounds: Sequence[Bound]
+    versions: Versions
     metrics: HostMetrics
+    states: str | None = None
     lag_records: int = 0
     lag_s: float = 0.0
     partition_count: int = 0
     trouble: str = ""
+    refused: dict[str, str] = field(default_factory=dict)
     _level_at_s: dict[int, float] = field(default_factory=dict)
 
     def see(self, ends: dict[int, int], now_s: float) -> None:
         """Take the ends of its partitions.
 
         Args:
-            ends: offset after the last record, by partition that flows.
+            ends: offset after the last record, by lane that flows.
             now_s: monotonic time.
         """
-        positions = self.host.emitted_up_to
+        positions, inputs = self.host.emitted_up_to, self.host.inputs
         for gone in self._level_at_s.keys() - positions.keys():
             del self._level_at_s[gone]
-            self.metrics.forget(gone)
+            self.metrics.forget(inputs.label(gone))
         self.lag_records, self.lag_s = 0, 0.0
         for number, position in positions.items():
             if number not in ends:
@@ -71,7 +75,7 @@ class Watched:
             # The oldest record without outputs came after the loop was last level with the log, and not before what
             # it has processed last.
             seconds = min(now_s - level_at_s, self.host.age_s(number)) if records else 0.0
-            self.metrics.lag(number, records, seconds)
+            self.metrics.lag(inputs.label(number), records, seconds)
             self.lag_records += records
             self.lag_s = max(self.lag_s, seconds)
 
@@ -80,8 +84,8 @@ class Watched:
         return ProbeHeartbeat(
             service=self.service,
             member=member,
-            probes=tuple(bound.summary() for bound in self.bounds),
-            partitions=tuple(sorted(self.host.emitted_up_to)),
+            probes=self.versions.summaries(),
+            partitions=tuple(sorted(self.host.inputs.lanes.whole(self.host.emitted_up_to))),
             partition_count=self.partition_count,
             lag_records=self.lag_records,
             lag_s=self.lag_s,
@@ -99,11 +103,16 @@ class Watched:
         if not self.host.joined:
             reasons.append(f"point {self.point}: no partitions assigned yet")
         if waiting := self.host.waiting:
-            reasons.append(f"point {self.point}: partitions {waiting} wait for their committed offsets")
+            told = self.host.inputs.told(waiting)
+            reasons.append(f"point {self.point}: partitions [{told}] wait for their committed offsets")
+        if self.host.torn:
+            reasons.append(f"point {self.point}: {self.host.torn}")
         if self.silent_s > SILENT_AFTER_S:
             reasons.append(f"point {self.point}: the loop has stood still for {self.silent_s:.0f} s")
         if self.trouble:
             reasons.append(f"point {self.point}: {self.trouble}")
+        for probe, reason in self.refused.items():
+            reasons.append(f"point {self.point}: probe {probe} cannot run the version in force: {reason}")
         for probe, reason in self.host.runner.refusals.items():
             reasons.append(f"point {self.point}: probe {probe} refuses the latest stream: {reason}")
         return reasons
@@ -160,12 +169,20 @@ class Observer:
 
     def look(self, watched: Watched) -> None:
         """Look at one loop once."""
-        topic = watched.host.topic
+        inputs = watched.host.inputs
+        # Loaded here, a new version costs the loop nothing when its first stream comes.
+        watched.refused = watched.versions.troubles()
         if not watched.partition_count:
-            watched.partition_count = len(self._lookup.partitions(topic))
-        asked = [Partition(topic, number) for number in watched.host.emitted_up_to]
-        ends = self._lookup.end(asked)
-        watched.see({where.number: end for where, end in ends.items()}, time.monotonic())
+            watched.partition_count = len(self._lookup.partitions(inputs.topics[0]))
+        places = {lane: inputs.place(lane) for lane in watched.host.emitted_up_to}
+        ends = self._lookup.end(places.values())
+        if watched.states is not None:
+            kept = {lane: Partition(watched.states, inputs.lanes.number(lane)) for lane in places}
+            ends_of_states = self._lookup.end(set(kept.values()))
+            watched.host.states_ends = {
+                lane: ends_of_states[where] for lane, where in kept.items() if where in ends_of_states
+            }
+        watched.see({lane: ends[where] for lane, where in places.items() if where in ends}, time.monotonic())
         if watched.silent_s <= SILENT_AFTER_S and watched.host.joined:
             value = self._codec.encode(watched.heartbeat(self._clock, self._member))
             refused = self._publisher.produce(self._verdicts, value, key=watched.service.encode())

@@ -1,4 +1,8 @@
-"""The loop of one point: poll, decide, commit. Everything it decides is decided by `undercurrent.protocol.host`."""
+"""The loop of one point, or of several that are joined: poll, decide, commit.
+
+Everything it decides is decided by `undercurrent.protocol.host`. Partitions are called by their lanes: of one topic
+that is their number.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +10,35 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
-from typing import Protocol
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 from probe_consumers.aborts import AbortWriter
+from probe_consumers.aftermath import partitions_of
+from probe_consumers.backlog import SLOW_S, Backlog
 from probe_consumers.bound import Clock
-from probe_consumers.decoding import incoming
+from probe_consumers.deciding import Deciding
+from probe_consumers.drift import Seen
+from probe_consumers.halves import Halves
+from probe_consumers.holding import Holding
+from probe_consumers.loop_settings import LoopSettings, MakeSubscriber
+from probe_consumers.mending import Mending
 from probe_consumers.metrics import HostMetrics
+from probe_consumers.resuming import Ready, ResumeRules, Resuming, tell
+from probe_consumers.rollout_log import Knows
 from probe_consumers.runner import BindingRunner
+from probe_consumers.states import ReadStates
 from probe_consumers.transactor import Transactor
+from probe_consumers.watchdog import Busy
+from probe_consumers.writing import Writing
 from undercurrent.codec import Codec
 from undercurrent.errors import UnreachableError
-from undercurrent.kafka.events import PartitionEvent, PartitionProblem
+from undercurrent.failpoints import failpoint
 from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.records import Partition, Record
-from undercurrent.kafka.subscriber import GroupSubscriber
 from undercurrent.protocol.host import ProbeHost
-from undercurrent.protocol.host_events import Action, Commit, Declare, Fetch, Read, SendAbort, Transaction
-from undercurrent.protocol.host_position import Committed, StartFrom, resume_from
+from undercurrent.protocol.host_events import Action, Commit, Declare, Fetch, Read, SendAbort
 from undercurrent.protocol.messages import ProbeHeartbeat
+from undercurrent.protocol.stream_state import rollouts_of
 from undercurrent.service.health import Heartbeat
 
 logger = logging.getLogger(__name__)
@@ -33,48 +46,18 @@ logger = logging.getLogger(__name__)
 # A loop that stood still for longer may have lost its partitions without knowing: it polls before it commits.
 PAUSE_S = 1.5
 STUCK_AFTER_S = 60.0
-# The other partitions wait meanwhile, so a question is short at first; an unanswered one is asked again, longer.
-_QUESTION_TIMEOUT_S = 0.1
-_LONGEST_QUESTION_S = 1.0
-_QUESTION_INTERVAL_S = 0.2
-# How far the loop runs ahead of a transaction that is not written yet, and how long a revocation waits for it.
-_AHEAD_S = 5.0
-_REVOKE_WAIT_S = 2.0
-
-
-class MakeSubscriber(Protocol):
-    """Makes the group member of a loop."""
-
-    def __call__(self, handler: PointHost) -> GroupSubscriber:
-        """Return a subscriber that tells `handler` of rebalances; the loop opens and closes it."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopSettings:
-    """How a loop runs.
-
-    Args:
-        topic: activations topic of the point.
-        verdicts: topic of verdicts.
-        service: consumer group.
-        fingerprint: of the probe set.
-        start_from: where a new group begins.
-        transaction_interval_s: time between transactions.
-        batch_records: most records that are decided on at once.
-    """
-
-    topic: str
-    verdicts: str
-    service: str
-    fingerprint: str
-    start_from: StartFrom
-    transaction_interval_s: float = 0.1
-    batch_records: int = 500
+# How far the loop runs ahead of a transaction that is not written yet; how long a revocation works, and waits for one.
+AHEAD_S = 5.0
+# How long it waits for that at a time. A rebalance needs several polls of every member, and all of them wait for one
+# that does not poll.
+_ATTEND_S = 0.2
+# How long a poll lasts at least, without records, while a transaction is being written.
+_WRITING_POLL_S = 0.02
+_REVOKE_S = 3.0
 
 
 class PointHost:
-    """Runs the probes of one point as a member of its consumer group.
+    """Runs the probes of one point, or those that join several, as a member of their consumer group.
 
     Args:
         core: decides.
@@ -88,6 +71,8 @@ class PointHost:
         metrics: counts.
         settings: how the loop runs.
         executor: runs one transaction at a time; a thread of its own when not given.
+        knows: waits until the rollouts below an offset are known; see `RolloutFollower.knows`.
+        read_states: reads the states of long streams; None where none are kept.
     """
 
     def __init__(
@@ -104,32 +89,42 @@ class PointHost:
         metrics: HostMetrics,
         settings: LoopSettings,
         executor: Executor | None = None,
+        knows: Knows | None = None,
+        read_states: ReadStates | None = None,
     ) -> None:
-        self.topic = settings.topic
+        self.inputs = settings.inputs
+        self.name = settings.inputs.name
         self.runner = runner
         self._core = core
         self._subscriber = make_subscriber(self)
+        self._holding = Holding(self.inputs, self._subscriber)
         self._transactor = transactor
         self._aborts = aborts
         self._lookup = lookup
-        self._codec = codec
+        self._deciding = Deciding(core, codec, clock, lambda: aborts.clock_ahead_us, knows, self.name)
         self._clock = clock
         self._metrics = metrics
         self._settings = settings
-        self._fetching: set[int] = set()
+        self._backlog = Backlog(settings.batch_records)
+        self._halves = Halves(self.inputs)
         self._group_metadata: object | None = None
         self._next_transaction_s = 0.0
-        self._next_question_s = 0.0
-        self._question_timeout_s = _QUESTION_TIMEOUT_S
-        # A transaction takes 20 ms, and a second where the cores are busy: an abort does not wait for it.
-        self._writer = executor or ThreadPoolExecutor(1, thread_name_prefix="transactions")
-        self._writing: Future[bool] | None = None
-        self._written: Transaction | None = None
-        self._writing_since_s = 0.0
-        self._problems: list[PartitionEvent] = []
+        self._writing = Writing(
+            transactor,
+            aborts,
+            metrics,
+            executor or ThreadPoolExecutor(1, thread_name_prefix="transactions"),
+            Seen if runner.drift is None else runner.drift.take,
+        )
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="states")
+        rules = ResumeRules(fingerprint=settings.fingerprint, start_from=settings.start_from, change=settings.change)
+        self._resuming = Resuming(self.inputs, rules, lookup, read_states, self._reader)
         self._seen_positions: dict[int, int] = {}
-        self._last_appended_us: dict[int, int] = {}
-        self.heartbeat = Heartbeat(settings.topic, STUCK_AFTER_S)
+        self._failed = False
+        self.states_ends: dict[int, int] = {}
+        self.heartbeat = Heartbeat(self.name, STUCK_AFTER_S)
+        self.busy = Busy()
+        self._mending = Mending(core, lookup, self.inputs, metrics, self.busy, self._act)
         self.joined = False
 
     # --- seen from other threads: copies of small facts, never the core's own state
@@ -139,15 +134,19 @@ class PointHost:
         """Per partition that flows, the first offset without outputs."""
         return self._seen_positions
 
-    def age_s(self, partition: int) -> float:
-        """Return how long ago the broker appended the last record that was read of a partition, seconds."""
-        appended_us = self._last_appended_us.get(partition)
-        return float("inf") if appended_us is None else max(0.0, (self._clock() - appended_us) / 1e6)
+    def age_s(self, lane: int) -> float:
+        """Return how long ago the broker appended the last record that was read of a lane, seconds."""
+        return self._deciding.age_s(lane)
 
     @property
     def waiting(self) -> list[int]:
         """Partitions that are assigned and do not flow yet."""
-        return sorted(set(self._fetching))
+        return self._resuming.waiting
+
+    @property
+    def torn(self) -> str:
+        """What is wrong with how partitions that belong together are handed out, in words; empty where nothing is."""
+        return self._halves.trouble
 
     # --- the loop
 
@@ -164,62 +163,117 @@ class PointHost:
             service=self._settings.service, member="", probes=(), partitions=(), sent_at_us=self._clock()
         )
         verdict_partitions = self._lookup.partitions(self._settings.verdicts)
-        self._transactor.warm_up(hello, [where.number for where in verdict_partitions])
+        others = partitions_of(self._lookup, self._transactor.other_topics)
+        self._transactor.warm_up(hello, [where.number for where in verdict_partitions], list(others))
         self._aborts.open(hello)
         self._subscriber.open()
         try:
             while not stop.is_set():
                 self.turn()
             self._transact()
+        except BaseException:
+            self._failed = True
+            raise
         finally:
             self.heartbeat.rest()
-            self._writer.shutdown()
+            # What is still this member's is worked on and committed in `on_revoked`.
             self._subscriber.close()
+            self._writing.close()
+            self._reader.shutdown()
             self._transactor.close()
             self._aborts.close()
 
     def turn(self) -> None:
         """Do one round: poll, decide, and hand a transaction over when it is time."""
         self._settle()
-        if self._writing is not None and time.monotonic() - self._writing_since_s > _AHEAD_S:
-            wait([self._writing], _QUESTION_INTERVAL_S)
-            self._report()
+        if self._writing.age_s > AHEAD_S:
+            if not self._writing.wait(_ATTEND_S):
+                self._attend()
             return
-        records = self._poll()
-        self._problems += self._subscriber.take_events()
-        if records:
-            self._take(records)
+        self._backlog.add(self._poll())
+        self._mending.take(self._subscriber.take_events())
+        self._work()
         try:
-            if time.monotonic() >= self._next_question_s:
-                self._mend()
-                self._fetch()
+            # What is committed is not known while a transaction is under way that may commit it: whoever goes on from
+            # what was before says everything twice.
+            if self._resuming.may_ask and not self._writing.under_way:
+                self._mending.mend()
+                if self._group_metadata is not None:
+                    self._begin(self._resuming.ask(self._subscriber.committed))
+            self._begin(self._resuming.read())
         except UnreachableError as exc:
             # Tried again soon; a client that is beyond use says so where it polls.
             logger.warning("%s", exc)
-            self._next_question_s = time.monotonic() + _QUESTION_INTERVAL_S
-        if self._writing is None and time.monotonic() >= self._next_transaction_s and self._core.dirty:
+            self._resuming.rest()
+        if not self._writing.under_way and time.monotonic() >= self._next_transaction_s and self._has_to_write:
             self._hand_over()
             self._settle()
         self._report()
 
+    @property
+    def _has_to_write(self) -> bool:
+        # A member without partitions may not have joined yet.
+        return self._core.dirty or (self._transactor.due and bool(self._core.assigned))
+
     def _poll(self) -> Sequence[Record]:
-        began_s = time.monotonic()
-        wait_s = 0.01 if self._fetching else max(0.0, min(0.1, self._next_transaction_s - began_s))
-        if not self._core.dirty and not self._fetching:
+        wait_s = 0.01 if self._resuming else max(0.0, min(0.1, self._next_transaction_s - time.monotonic()))
+        if not self._core.dirty and not self._resuming:
             wait_s = 0.1
-        records = self._subscriber.poll_batch(self._settings.batch_records, wait_s)
+        if self._writing.under_way:
+            # Nothing can be handed over before it has ended. A loop that only looked whether it has would take the
+            # processor from the thread that writes it.
+            wait_s = max(wait_s, _WRITING_POLL_S)
+        if self._backlog:
+            wait_s = 0.0
+        return self._fetch(wait_s)
+
+    def _attend(self) -> None:
+        """Hear what the group says, and read nothing: a transaction takes long."""
+        self._holding.hold(self._core.emitted_up_to.keys())
+        self._backlog.add(self._fetch(0.0))
+        self._mending.take(self._subscriber.take_events())
+        self._report()
+
+    def _fetch(self, wait_s: float) -> Sequence[Record]:
+        began_s = time.monotonic()
+        records = self.inputs.laned(self._subscriber.poll_batch(self._settings.batch_records, wait_s))
         metadata = self._subscriber.consumer_group_metadata()
         # The broker fences by the member's generation. Taken here, it is the one whose rebalances the callbacks have
         # told of, unless this thread was frozen in between: then the next poll has to tell first.
         self._group_metadata = metadata if time.monotonic() - began_s - wait_s < PAUSE_S else None
         return records
 
+    def _work(self, limit_s: float = SLOW_S) -> None:
+        """Work on what was fetched, for so long; where that is not enough, nothing more is fetched meanwhile."""
+        began_s = time.monotonic()
+        while self._backlog and time.monotonic() - began_s < limit_s:
+            part = self._backlog.part(self._core.careful)
+            careful = part[0].partition in self._core.careful
+            if careful and not self._mark(part[0]):
+                break
+            self._backlog.take(len(part))
+            self._take(part)
+            if careful and not self._transact():
+                break
+        if self._backlog:
+            self._holding.hold(self._core.emitted_up_to.keys())
+        else:
+            self._holding.release(self._resuming.waiting)
+        self._holding.keep_back(self._core.ahead, self._core.emitted_up_to.keys())
+
+    def _mark(self, record: Record) -> bool:
+        """Commit that a record is about to be worked on; return False where that, or what came before, is not known."""
+        self._core.take_in_hand(record.partition, record.offset)
+        return self._transact() and record.partition in self._core.emitted_up_to
+
     def _take(self, records: Sequence[Record]) -> None:
         began_s = time.monotonic()
-        batch = [incoming(self._codec, record) for record in records]
-        self._act(self._core.records(batch, self._clock()))
-        self._last_appended_us.update((item.partition, item.timestamp_us) for item in batch)
-        self._metrics.batch(records, time.monotonic() - began_s)
+        first = records[0]
+        with self.busy.at(f"{self.inputs.place(first.partition)} at offset {first.offset} and {len(records) - 1} more"):
+            self._act(self._deciding.records(records))
+        seconds = time.monotonic() - began_s
+        self._backlog.took(seconds)
+        self._metrics.batch(records, seconds)
 
     def _transact(self, *, needed: bool = False) -> bool:
         """Write all that is pending and wait for it; return whether it stands."""
@@ -236,139 +290,122 @@ class PointHost:
         """Give all that is pending to the transactions' thread; the loop goes on meanwhile."""
         if self._group_metadata is None:
             return
-        now_s = time.monotonic()
-        self._next_transaction_s = now_s + self._settings.transaction_interval_s
-        transaction = self._core.transaction()
-        if transaction.offsets or transaction.verdicts or transaction.dead_letters:
-            self._written, self._writing_since_s = transaction, now_s
-            self._writing = self._writer.submit(self._write, transaction, self._group_metadata)
-
-    def _write(self, transaction: Transaction, group_metadata: object) -> bool:
-        return self._deliver_aborts() and self._transactor.write(transaction, group_metadata)
+        self._next_transaction_s = time.monotonic() + self._settings.transaction_interval_s
+        self._core.states_end(self.states_ends)
+        with self.busy.at(f"{self.name}: what its probes say, and their states"):
+            transaction = self._core.transaction()
+        self._writing.begin(transaction, self._group_metadata)
 
     def _settle(self, *, patient: bool = False) -> bool:
-        """Take note of a transaction that has ended; return False when one was not written.
-
-        Args:
-            patient: wait for its end.
-        """
-        writing, transaction = self._writing, self._written
-        if writing is None or transaction is None or not (patient or writing.done()):
-            return True
-        written = writing.result()
-        self._writing = self._written = None
-        self._metrics.transaction(transaction, time.monotonic() - self._writing_since_s, written=written)
+        """Take note of a transaction that has ended; begin anew with everything when one was not written."""
+        while patient and not self._writing.wait(_ATTEND_S):
+            if self._writing.age_s > AHEAD_S:
+                self._attend()
+        written = self._writing.settle()
         if not written:
             self._act(self._core.failed())
         return written
-
-    def _deliver_aborts(self) -> bool:
-        try:
-            self._aborts.flush()
-        except UnreachableError as exc:
-            logger.warning("%s", exc)
-            return False
-        return True
 
     # --- actions of the core
 
     def _act(self, actions: Iterable[Action]) -> None:
         for action in actions:
             match action:
-                case Fetch(partition=number):
-                    self._fetching.add(number)
-                    self._subscriber.pause((self.topic, number))
-                case Declare(partition=number, declaration=item):
-                    log = logger.warning if item.notice.is_loss else logger.info
-                    log(
-                        "%s[%d]: %s, offsets %d to %d",
-                        self.topic,
-                        number,
-                        item.notice,
-                        item.from_offset,
-                        item.to_offset,
-                    )
+                case Fetch(partition=lane):
+                    self._resuming.add(lane)
+                    self._stand_still(lane)
+                case Declare(partition=lane, declaration=item):
+                    tell(self.inputs.place(lane), item)
                     self._metrics.notice(item.notice)
                 case Commit():
                     if not self._transact(needed=True):
                         return
-                case Read(partition=number, offset=offset):
-                    self._subscriber.start((self.topic, number), offset)
-                    self._subscriber.resume((self.topic, number))
+                case Read(partition=lane, offset=offset):
+                    self._backlog.of([lane])
+                    self._holding.drop([lane])
+                    self._subscriber.start(self.inputs.place(lane), offset)
+                    self._subscriber.resume(self.inputs.place(lane))
                 case SendAbort(command=command):
                     self._aborts.send(command)
                     self._metrics.abort(command)
 
-    def _fetch(self) -> None:
-        """Ask for what is committed of new partitions; those that the broker does not know yet are asked for again."""
-        if not self._fetching or self._group_metadata is None:
-            return
-        asked = [Partition(self.topic, number) for number in sorted(self._fetching)]
-        answers = self._subscriber.committed(asked, self._question_timeout_s)
-        if not answers:
-            self._next_question_s = time.monotonic() + _QUESTION_INTERVAL_S
-            self._question_timeout_s = min(_LONGEST_QUESTION_S, 2 * self._question_timeout_s)
-            return
-        self._question_timeout_s = _QUESTION_TIMEOUT_S
-        starts, ends = self._lookup.beginning(answers), self._lookup.end(answers)
-        for where, (offset, text) in answers.items():
-            self._fetching.discard(where.number)
-            committed = None if offset is None else Committed(offset=offset, metadata=text)
-            resume = resume_from(
-                committed, starts[where], ends[where], self._settings.fingerprint, self._settings.start_from
-            )
-            self._act(self._core.begin(where.number, resume))
+    def _stand_still(self, lane: int) -> None:
+        self._backlog.of([lane])
+        self._holding.drop([lane])
+        self._subscriber.pause(self.inputs.place(lane))
 
-    def _mend(self) -> None:
-        while self._problems:
-            self._problem(self._problems[0])
-            self._problems.pop(0)
-
-    def _problem(self, event: PartitionEvent) -> None:
-        if event.problem is not PartitionProblem.OUT_OF_RANGE:
-            logger.warning("%s: %s", event.partition, event.reason)
-            self._metrics.problem(event.problem)
+    def _begin(self, ready: Iterable[Ready]) -> None:
+        """Let partitions flow, with one transaction before that for all that need one."""
+        ready = list(ready)
+        if not self._deciding.know_rollouts(rollouts_of(state.stream) for item in ready for state in item.states):
+            for item in ready:
+                self._resuming.add(item.partition)
             return
-        where = event.partition
-        start, end = self._lookup.beginning([where])[where], self._lookup.end([where])[where]
-        actions = self._core.out_of_range(where.number, start, end)
-        if not actions and where.number in self._core.emitted_up_to:
-            # In range by now; librdkafka stands still until it is told to go on.
-            actions = [Read(where.number, max(start, event.position))]
-        self._act(actions)
+        with self.busy.at(f"{self.name}: taking up states"):
+            actions = [
+                action for item in ready for action in self._core.begin(item.partition, item.resume, item.states)
+            ]
+        commits = [action for action in actions if isinstance(action, Commit)][:1]
+        reads = [action for action in actions if isinstance(action, Read)]
+        said = [action for action in actions if not isinstance(action, Commit | Read)]
+        self._act([*said, *commits, *reads])
 
     # --- what the group says, inside `poll_batch` and `close`
 
     def on_assigned(self, partitions: list[Partition]) -> None:
         """Take partitions."""
-        logger.info("%s: assigned %s", self.topic, _numbers(partitions))
+        lanes = set(map(self.inputs.lane, partitions))
+        logger.info("%s: assigned %s", self.name, self.inputs.told(lanes))
         self.joined = True
-        self._fetching.update(action.partition for action in self._core.assign(where.number for where in partitions))
+        for action in self._core.assign(lanes):
+            self._resuming.add(action.partition)
 
     def on_revoked(self, partitions: list[Partition]) -> None:
-        """Give partitions up. What no transaction holds is left to the next owner: it comes to the same outputs."""
-        logger.info("%s: revoked %s", self.topic, _numbers(partitions))
-        if self._writing is not None:
-            # The next owner waits for it anyway, where its broker knows of it; not for long: the group waits for us.
-            wait([self._writing], _REVOKE_WAIT_S)
-        self._give_up(partitions)
+        """Work on what was fetched, commit, and give up; not for long: the next owner derives what is not written."""
+        lanes = set(map(self.inputs.lane, partitions))
+        logger.info("%s: revoked %s", self.name, self.inputs.told(lanes))
+        failpoint("revoke")
+        if not self._failed:
+            # What is joined with them stands still from now on, too.
+            ending = self.inputs.partners(lanes)
+            until_s = time.monotonic() + _REVOKE_S
+            for part in self._backlog.parts_of(ending):
+                if time.monotonic() > until_s or not self._core.careful.isdisjoint(ending):
+                    break
+                self._take(part)
+            self._core.leave(ending)
+            self._last_words()
+        self._give_up(lanes)
+
+    def _last_words(self) -> None:
+        """Commit before partitions go, as far as the group can wait for it."""
+        # Nobody else owns them before this call has returned, so that this generation may still commit.
+        self._group_metadata = self._subscriber.consumer_group_metadata()
+        for _ in range(2):
+            if not self._writing.wait(_REVOKE_S) or not self._settle() or not self._core.dirty:
+                return
+            self._hand_over()
 
     def on_lost(self, partitions: list[Partition]) -> None:
         """Give up partitions that are somebody else's already."""
-        logger.warning("%s: lost %s", self.topic, _numbers(partitions))
-        self._give_up(partitions)
+        lanes = set(map(self.inputs.lane, partitions))
+        logger.warning("%s: lost %s", self.name, self.inputs.told(lanes))
+        self._give_up(lanes)
 
-    def _give_up(self, partitions: list[Partition]) -> None:
-        numbers = [where.number for where in partitions]
-        self._core.revoke(numbers)
-        self._fetching.difference_update(numbers)
+    def _give_up(self, lanes: set[int]) -> None:
+        self._core.revoke(lanes)
+        ending = self.inputs.partners(lanes)
+        self._resuming.drop(ending)
+        self._backlog.of(ending)
+        self._holding.drop(ending)
+        for lane in ending - lanes:
+            # Whatever is left of a number stays assigned, and goes on when its others come back.
+            self._subscriber.pause(self.inputs.place(lane))
 
     def _report(self) -> None:
         self._seen_positions = self._core.emitted_up_to
         self._metrics.counts(self._core.take_counts())
         self._metrics.open_streams(self.runner.open_streams)
+        if self.inputs.joined:
+            self._halves.look(self._core.assigned)
         self.heartbeat.beat()
-
-
-def _numbers(partitions: Sequence[Partition]) -> str:
-    return ", ".join(str(where.number) for where in partitions) or "nothing"

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from probe_consumers.bound import Bound, Clock, set_fingerprint
 from probe_consumers.runner import BindingRunner
+from probe_consumers.versions import Versions
 from undercurrent.protocol.host import ProbeHost
-from undercurrent.protocol.host_events import Incoming
+from undercurrent.protocol.host_events import DeadLetter, Incoming
 from undercurrent.protocol.host_position import Resume
-from undercurrent.protocol.messages import ProbeVerdict, StreamStarted, VerdictKind
+from undercurrent.protocol.host_states import NEVER_BYTES, Keeping
+from undercurrent.protocol.messages import (
+    ActivationBlock,
+    Message,
+    ProbeVerdict,
+    StreamEnded,
+    StreamStarted,
+    VerdictKind,
+)
+from undercurrent.protocol.strands import Stretch, one_by_one
 from undercurrent.protocol.streams import StreamId, StreamMessage, stream_id
 
 REPLAY_SERVICE = "replay"
+NO_OPEN_STREAM = "no_open_stream"
 # A record's age has no meaning here; what a live host would have aborted is recorded as such.
 _NO_LIMIT_US = 2**62
 
@@ -44,61 +55,182 @@ class Edges:
     unfinished: dict[StreamId, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How far a partition has come.
+
+    Args:
+        low: offset from which a reader comes to the same open streams.
+        position: first offset whose outputs are not written down.
+    """
+
+    low: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A record that no stream takes.
+
+    Args:
+        partition: where it lies.
+        offset: where in the partition.
+        stream: whose it is, None where it cannot be read or is of no stream.
+        cause: a bounded word; see `Stray`, and `poison` for what cannot be read.
+        detail: in words.
+        is_end: it is the end of a stream that is not open: no fault, unless its start lies before the range.
+    """
+
+    partition: int
+    offset: int
+    stream: StreamId | None
+    cause: str
+    detail: str = ""
+    is_end: bool = False
+
+
 class Replay:
     """Runs bindings over spans of the partitions of one point.
+
+    What it holds does not grow with the spans: only what is open, and what was said since the last `outputs`.
 
     Args:
         point: the extraction point.
         bounds: the bindings.
         spans: by partition.
         clock: tells the time that verdicts carry.
+        marks: by partition, where an earlier replay of the same spans has come to; from the start where there is none.
+        versions: says which versions of the bindings run on a stream; by default they themselves.
+        max_replay_bytes: of the live host, whose probes end there that cannot be written down; None for no limit.
     """
 
-    def __init__(self, point: str, bounds: Sequence[Bound], spans: Mapping[int, Span], clock: Clock) -> None:
+    def __init__(
+        self,
+        point: str,
+        bounds: Sequence[Bound],
+        spans: Mapping[int, Span],
+        clock: Clock,
+        marks: Mapping[int, Mark] | None = None,
+        versions: Versions | None = None,
+        max_replay_bytes: int | None = None,
+    ) -> None:
         self._spans = dict(spans)
         self._host = ProbeHost(
             point,
             set_fingerprint(bounds),
-            BindingRunner(bounds, REPLAY_SERVICE, clock),
+            BindingRunner(bounds, REPLAY_SERVICE, clock, versions),
             _NO_LIMIT_US,
             contiguous=False,  # a replay of some requests leaves the others' records out
+            keeping=None if max_replay_bytes is None else Keeping(NEVER_BYTES, max_replay_bytes),
         )
         self._host.assign(spans)
-        for number, span in spans.items():
-            self._host.begin(number, Resume(offset=span.start, emitted_up_to=span.start))
-        self._seen: set[StreamId] = set()
-        self._before: dict[StreamId, int] = {}
-        self.dead_letters: list[dict[str, object]] = []
+        self._marks = {
+            number: (marks or {}).get(number, Mark(span.start, span.start)) for number, span in spans.items()
+        }
+        for number, mark in self._marks.items():
+            self._host.begin(number, Resume(offset=mark.low, emitted_up_to=mark.position))
+        # Open streams, and those that closed since the last outputs: by partition.
+        self._known: dict[int, set[StreamId]] = {number: set() for number in spans}
+        self._recent: list[Sequence[Incoming | Stretch]] = []
+        self._left_out: list[LeftOut] = []
+        self._spoken: set[StreamId] = set()
+        self._told: list[LeftOut] = []
 
-    def feed(self, records: Sequence[Incoming]) -> tuple[ProbeVerdict, ...]:
-        """Take records, each partition's in order, and return what the probes say of them."""
+    def take(self, records: Sequence[Incoming | Stretch]) -> None:
+        """Take records, each partition's in order; what lies below a mark only rebuilds what is open."""
+        singles = (item for item in records if not isinstance(item, Stretch))
+        for item in [item for item in singles if type(item.message) is not ActivationBlock]:
+            message = item.message
+            if isinstance(message, StreamStarted):
+                self._known[item.partition].add(stream_id(message))
+            elif isinstance(message, StreamEnded) and item.offset >= self._marks[item.partition].position:
+                self._note_end(item, stream_id(message))
         self._host.records(records, now_us=0)
+        self._recent.append(records)
+
+    def outputs(self) -> tuple[ProbeVerdict, ...]:
+        """Return what the probes have said since the last call.
+
+        A replay that goes on from a mark says the same behind it as one that was not interrupted, if both are asked at
+        the same offsets, the mark's position among them.
+        """
         transaction = self._host.transaction()
-        for letter in transaction.dead_letters:
-            self.dead_letters.append(
-                {"partition": letter.partition, "offset": letter.offset, "cause": letter.cause, "detail": letter.detail}
-            )
-        for item in records:
-            self._note(item)
+        if transaction.dead_letters:
+            singles = (item for records in self._recent for item in one_by_one(records, lambda _: False))
+            messages = {(item.partition, item.offset): item.message for item in singles}
+            self._left_out += [_left_out(letter, messages) for letter in transaction.dead_letters]
+        self._recent = []
+        for number in self._known:
+            self._known[number] = {stream.id for stream in self._host.open_streams(number)}
         return transaction.verdicts
 
-    def edges(self) -> Edges:
-        """Return the streams that the range cuts; called at its end."""
-        unfinished = {
-            stream.id: stream.start_offset for number in self._spans for stream in self._host.open_streams(number)
-        }
-        return Edges(self._before, unfinished)
+    def take_left_out(self) -> list[LeftOut]:
+        """Return, and forget, the records that no stream took, as of the last outputs."""
+        found, self._left_out = self._left_out, []
+        return sorted(found, key=lambda item: (item.partition, item.offset))
 
-    def _note(self, item: Incoming) -> None:
-        message = item.message
-        if not isinstance(message, StreamMessage):
-            return
-        name = stream_id(message)
-        if isinstance(message, StreamStarted):
-            self._seen.add(name)
+    def mark(self, partition: int) -> Mark:
+        """Return how far a partition has come, as of the last outputs."""
+        low, position = self._host.mark(partition)
+        return Mark(low, position)
+
+    def unfinished(self) -> dict[StreamId, int]:
+        """Return the streams that are open, each with its partition."""
+        return {stream.id: number for number in self._spans for stream in self._host.open_streams(number)}
+
+    # --- all at once, in memory
+
+    def feed(self, records: Sequence[Incoming]) -> tuple[ProbeVerdict, ...]:
+        """Take records and return what the probes say of them; what `edges` needs is kept."""
+        self.take(records)
+        verdicts = self.outputs()
+        self._spoken.update(_name(verdict) for verdict in verdicts)
+        self._told += self.take_left_out()
+        return verdicts
+
+    @property
+    def dead_letters(self) -> list[LeftOut]:
+        """Records that no stream took, of all that was fed."""
+        return [item for item in self._told if not item.is_end]
+
+    def edges(self) -> Edges:
+        """Return the streams that the range cuts, of all that was fed; called at its end."""
+        unfinished = self.unfinished()
+        return Edges(cut_streams(self._told, self._spans, self._spoken | unfinished.keys()), unfinished)
+
+    def _note_end(self, item: Incoming, name: StreamId) -> None:
+        if name not in self._known[item.partition]:
+            ended = LeftOut(item.partition, item.offset, name, NO_OPEN_STREAM, is_end=True)
+            self._left_out.append(ended)
+
+
+def cut_streams(
+    left_out: Collection[LeftOut], spans: Mapping[int, Span], spoken: Collection[StreamId]
+) -> dict[StreamId, int]:
+    """Return the streams whose start lies before the range, each with its partition.
+
+    Args:
+        left_out: of the whole range.
+        spans: the range.
+        spoken: streams that started in it. What comes late of those is left out too, and they are not cut.
+    """
+    refused = {item.stream for item in left_out if item.cause == "stale_attempt"}  # they started, and nobody looked
+    return {
+        item.stream: item.partition
+        for item in left_out
         # At the very start of a partition nothing lies before: a start that is missing there is a difference.
-        elif name not in self._seen and self._spans[item.partition].start > 0:
-            self._before.setdefault(name, item.partition)
+        if item.stream is not None
+        and item.cause == NO_OPEN_STREAM
+        and spans[item.partition].start > 0
+        and item.stream not in spoken
+        and item.stream not in refused
+    }
+
+
+def _left_out(letter: DeadLetter, messages: Mapping[tuple[int, int], Message | None]) -> LeftOut:
+    message = messages.get((letter.partition, letter.offset))
+    name = stream_id(message) if isinstance(message, StreamMessage) else None
+    return LeftOut(letter.partition, letter.offset, name, letter.cause, letter.detail)
 
 
 def comparable(

@@ -1,177 +1,282 @@
-"""What `undercurrent replay` does: read the range, judge it again, write it down, and compare with the live run."""
+"""What `undercurrent replay` does: plan, replay what is not done, write the results, and compare."""
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from probe_consumers.bound import Bound, Clock
-from probe_consumers.config import HostConfig
-from probe_consumers.decoding import incoming
-from probe_consumers.replay import Edges, Replay, Span, comparable
-from probe_consumers.replay_range import RangeRequest, batches, find_range, spans_of
-from probe_consumers.replay_sinks import ReplaySinks
-from undercurrent.codec import Codec
-from undercurrent.errors import ConfigError, DecodeError, ReplayError
-from undercurrent.evaluation.diff import DiffReport, collect, compare
+from probe_consumers.bound import Bound, set_fingerprint
+from probe_consumers.replay_compare import LiveVerdicts, bucket_count, compare_folders, compare_live, stored_bytes
+from probe_consumers.replay_live import LivePositions
+from probe_consumers.replay_merge import SUMMARY, merge
+from probe_consumers.replay_order import Part, Plan, ReplayOrder, probe_facts, read_plan
+from probe_consumers.replay_partition import Watcher
+from probe_consumers.replay_pool import run_parts
+from probe_consumers.replay_range import RangeRequest, find_range, spans_of
+from probe_consumers.replay_select import (
+    labelled,
+    labels_of_dataset,
+    labels_on_topic,
+    last_of_dataset,
+    last_of_topic,
+)
+from probe_consumers.replay_source import Loaded, dataset_facts, dataset_parts, load
+from probe_consumers.replay_store import lock_folder, write_json
+from undercurrent.acls import Names, Service
+from undercurrent.errors import ReplayError
+from undercurrent.evaluation.diff import DiffReport
 from undercurrent.kafka.client import Isolation
-from undercurrent.kafka.ranges import TopicRange
-from undercurrent.kafka.records import Record
-from undercurrent.protocol.messages import ProbeVerdict, VerdictKind
-from undercurrent.protocol.streams import StreamId
+from undercurrent.kafka.erasures import read_erasures
+from undercurrent.kafka.offsets import OffsetLookup
+from undercurrent.kafka.ranges import Piece, TopicRange
+from undercurrent.pipeline import permitted
+from undercurrent.protocol.rollouts import CANDIDATE_SUFFIX
+from undercurrent.subjects import codec_of
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayOrder:
-    """What to replay.
-
-    Args:
-        point: the extraction point.
-        range: which part of its topic.
-        requests: ids, all where there are none.
-        service: consumer group whose verdicts are compared; the configured one where that wrote any.
-        out: folder of the results.
-    """
-
-    point: str
-    range: RangeRequest
-    requests: frozenset[str] = field(default_factory=frozenset)
-    service: str | None = None
-    out: Path
+REPORT = "report.json"
+Show = Callable[[Path, Plan], AbstractContextManager[Watcher]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayResult:
-    """What came of it.
+    """What came of a replay.
 
     Args:
-        records: read of the range.
-        spans: the range.
-        deleted: offsets of it that retention has deleted; None where nobody knows how many.
-        edges: streams that it cuts.
-        dead_letters: records that no stream takes.
-        service: consumer group that it was compared with, None where there were no live verdicts.
-        diff: the comparison.
+        summary: content of summary.json.
+        service: consumer group, or folder, that it was compared with; None where there was none.
+        diff: the comparison; None where none was asked for.
     """
 
-    records: int
-    spans: dict[int, Span]
-    deleted: int | None
-    edges: Edges
-    dead_letters: list[dict[str, object]]
-    service: str | None
-    diff: DiffReport
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data: the content of report.json."""
-        return {
-            **self.diff.to_dict(),
-            "records": self.records,
-            "range": {str(number): asdict(span) for number, span in self.spans.items()},
-            "deleted_offsets": self.deleted,
-            "service": self.service,
-            "not_compared": {
-                "started_before_the_range": _named(self.edges.started_before),
-                "unfinished_at_its_end": _named(self.edges.unfinished),
-            },
-            "dead_letters": self.dead_letters,
-        }
+    summary: dict[str, Any]
+    service: str | None = None
+    diff: DiffReport | None = None
 
 
-def replay(config: HostConfig, order: ReplayOrder, clock: Clock) -> ReplayResult:
-    """Replay a range and compare it with the live verdicts.
+def replay(order: ReplayOrder, show: Show | None = None) -> ReplayResult:
+    """Replay a range, or go on with it, and compare.
+
+    Args:
+        order: what to replay.
+        show: shows how far it is.
 
     Raises:
-        ConfigError: no binding reads the point.
-        ReplayError: the range cannot be read, or it is unclear with whose verdicts to compare.
+        ConfigError: no binding reads the point, or the range is none.
+        ReplayError: the folder is of another replay, the range cannot be read, or it is unclear with whose verdicts to
+            compare.
     """
-    bounds = [bound for bound in config.bounds if bound.binding.point == order.point]
-    if not bounds:
-        known = ", ".join(config.points)
-        raise ConfigError(f"--point {order.point}: no binding reads it; bindings read {known}")
-    codec = Codec()
-    topic = config.plan.activations(order.point)
-    part = find_range(config.kafka, topic, order.range)
-    spans = spans_of(part)
-    run = Replay(order.point, bounds, spans, clock)
-    replayed: list[ProbeVerdict] = []
-    count = 0
-    with ReplaySinks(order.out) as sinks:
-        for batch in batches(part):
-            kept = [record for record in batch if _wanted(record.key, order.requests)]
-            count += len(kept)
-            verdicts = run.feed([incoming(codec, record) for record in kept])
-            sinks.write(verdicts)
-            replayed += verdicts
-    service, live = _live(config, order, bounds, codec)
-    edges = run.edges()
-    mine, theirs = comparable(live, replayed, edges, spans)
-    result = ReplayResult(
-        records=count,
-        spans=spans,
-        deleted=_deleted(part),
-        edges=edges,
-        dead_letters=run.dead_letters,
-        service=service,
-        diff=compare(collect(mine), collect(theirs)),
-    )
-    text = json.dumps(result.to_dict(), indent=2, ensure_ascii=False, default=str)
-    (order.out / "report.json").write_text(text + "\n", encoding="utf-8")
-    return result
-
-
-def _live(
-    config: HostConfig, order: ReplayOrder, bounds: Iterable[Bound], codec: Codec
-) -> tuple[str | None, list[ProbeVerdict]]:
-    """Return the live verdicts on the point's bindings, of one consumer group, and its name."""
-    probes = {bound.binding.name for bound in bounds}
-    by_service: dict[str, list[ProbeVerdict]] = defaultdict(list)
-    for verdict in _verdicts(config, order, codec):
-        if verdict.point == order.point and verdict.probe in probes:
-            by_service[verdict.service].append(verdict)
-    service = order.service or config.group(order.point)
-    if service in by_service:
-        return service, by_service[service]
-    if order.service is not None or not by_service:
-        return None, []
-    if len(by_service) > 1:
-        raise ReplayError(
-            f"verdicts of {', '.join(sorted(by_service))} are there, none of {service}: name one with --service"
-        )
-    [(found, verdicts)] = by_service.items()
-    return found, verdicts
-
-
-def _verdicts(config: HostConfig, order: ReplayOrder, codec: Codec) -> Iterator[ProbeVerdict]:
-    topic = config.plan.verdicts
-    # A verdict is appended after the record that it follows from.
-    part = find_range(config.kafka, topic, RangeRequest(since_ms=order.range.since_ms), Isolation.READ_COMMITTED)
-    for record in part.read():
-        message = _decoded(codec, record) if _wanted(record.key, order.requests) else None
-        if isinstance(message, ProbeVerdict) and message.kind is not VerdictKind.UNKNOWN:
-            yield message
-
-
-def _decoded(codec: Codec, record: Record) -> object:
+    loaded = load(order.origins)
+    bounds = loaded.of_point(order.point)
+    if order.origins.dataset is None:
+        host = loaded.host
+        names = Names(probe_services=(host.host.service.name,))
+        permitted(host.kafka, Service.REPLAY, replace(host.plan, points=(order.point,)), names)
+        read_erasures(host.kafka, host.plan.erasures).refuse(order.requests or ())
     try:
-        return codec.decode(record.value)
-    except DecodeError as exc:
-        raise ReplayError(f"{record.source} at offset {record.offset}: no verdict can be read: {exc}") from exc
+        order.out.mkdir(parents=True, exist_ok=True)
+        lock = lock_folder(order.out)
+    except OSError as exc:
+        raise ReplayError(f"{order.out}: results cannot be written there: {exc.strerror}") from exc
+    try:
+        plan = read_plan(order.out) or _begin(order, loaded, bounds)
+        _check_plan(plan, order, loaded, bounds)
+        summary = _finished(order.out)
+        if summary is None:
+            with (show or _unseen)(order.out, plan) as watch:
+                run_parts(order.out, plan, order.workers, watch)
+            summary = merge(order.out, plan)
+        return _compared(order, loaded, bounds, plan, summary)
+    finally:
+        os.close(lock)
 
 
-def _deleted(part: TopicRange) -> int | None:
-    counts = [piece.deleted for piece in part.pieces]
-    return None if None in counts else sum(count or 0 for count in counts)
+def _unseen(out: Path, plan: Plan) -> AbstractContextManager[Watcher]:
+    return nullcontext(lambda: None)
 
 
-def _wanted(key: bytes | None, requests: Collection[str]) -> bool:
-    # What an engine's publisher writes to every partition has no key: it closes streams.
-    return not requests or not key or key.decode(errors="replace") in requests
+def _finished(out: Path) -> dict[str, Any] | None:
+    path = out / SUMMARY
+    if not path.exists():
+        return None
+    # Whoever wrote it may have died before the progress was gone.
+    shutil.rmtree(out / "progress", ignore_errors=True)
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(summary, dict):
+            raise ValueError("expected an object")
+    except ValueError as exc:
+        raise ReplayError(f"{path}: cannot be read: {exc}: remove the folder and start again") from exc
+    return summary
 
 
-def _named(streams: Iterable[StreamId]) -> list[dict[str, object]]:
-    return [asdict(stream) for stream in sorted(streams)]
+# --- the plan
+
+
+def _begin(order: ReplayOrder, loaded: Loaded, bounds: list[Bound]) -> Plan:
+    """Fix what is replayed, and write it down before anything is read."""
+    # A plan that was not written to its end, by a process that died.
+    if found := {path.name for path in order.out.iterdir()} - {"lock", "plan.new"}:
+        raise ReplayError(f"{order.out}: holds {sorted(found)[0]} and no plan of a replay; name another folder")
+    parts, requests, facts = _of_dataset(order) if order.origins.dataset else _of_topic(order, loaded)
+    plan = Plan(
+        asked=order.asked(),
+        probes=probe_facts(bounds),
+        fingerprint=set_fingerprint(bounds),
+        source=_source(order, loaded),
+        origins=order.origins,
+        parts=parts,
+        requests=None if requests is None else tuple(sorted(requests)),
+        facts=facts,
+    )
+    plan.write(order.out)
+    return plan
+
+
+def _source(order: ReplayOrder, loaded: Loaded) -> dict[str, Any]:
+    if order.origins.dataset is not None:
+        return {"topic": None, **dataset_facts(order.origins.dataset)}
+    return {"topic": loaded.host.plan.activations(order.point)}
+
+
+def _check_plan(plan: Plan, order: ReplayOrder, loaded: Loaded, bounds: list[Bound]) -> None:
+    """Refuse to go on with a replay of something else."""
+    differences = plan.differences(order, bounds, _source(order, loaded))
+    if differences:
+        raise ReplayError(f"{order.out}: holds another replay ({'; '.join(differences)}); name another folder")
+    if order.origins.dataset is None and not (order.out / SUMMARY).exists():
+        topic = plan.source["topic"]
+        lookup = OffsetLookup(loaded.host.kafka)
+        ends = {where.number: end for where, end in lookup.end(lookup.partitions(topic)).items()}
+        for part in plan.parts:
+            if ends.get(part.number, 0) < part.span.end:
+                raise ReplayError(
+                    f"{topic}[{part.number}] ends at {ends.get(part.number, 0)}, the replay in {order.out} reads up to "
+                    f"{part.span.end}: it is not the topic that it was"
+                )
+
+
+_Found = tuple[tuple[Part, ...], frozenset[str] | None, dict[str, Any]]
+
+
+def _of_dataset(order: ReplayOrder) -> _Found:
+    folder = order.origins.dataset
+    assert folder is not None  # noqa: S101 - the caller asked
+    requests = order.requests
+    if order.labels:
+        requests = _both(requests, labelled(labels_of_dataset(folder), order.labels))
+    if order.last is not None:
+        requests = last_of_dataset(folder, order.last)
+    return dataset_parts(folder, order.point), requests, {}
+
+
+def _of_topic(order: ReplayOrder, loaded: Loaded) -> _Found:
+    config, requests = loaded.host, order.requests
+    part = find_range(config.kafka, config.plan.activations(order.point), order.range)
+    if order.labels:
+        requests = _both(requests, labelled(labels_on_topic(config.kafka, config.plan.labels), order.labels))
+    if order.last is not None:
+        part, requests = last_of_topic(part, order.last, codec_of(config.kafka))
+    first_ms = _first_times(part)
+    spans = spans_of(part)
+    parts = tuple(
+        Part(
+            number=piece.partition.number,
+            span=spans[piece.partition.number],
+            deleted=piece.deleted,
+            remains_from_ms=first_ms.get(piece.partition.number),
+        )
+        for piece in part.pieces
+    )
+    return parts, requests, {}
+
+
+def _both(requests: frozenset[str] | None, others: frozenset[str]) -> frozenset[str]:
+    return others if requests is None else requests & others
+
+
+def _first_times(part: TopicRange) -> dict[int, int]:
+    """Return when the first record was appended that retention has left, of the partitions where some are gone."""
+    found = {}
+    for piece in part.pieces:
+        if piece.deleted != 0 and piece.offsets:
+            one = Piece(piece.partition, piece.start, piece.start + 1, 0)
+            for record in part.narrowed((one,)).read():
+                found[piece.partition.number] = record.timestamp_ms
+    return found
+
+
+# --- the comparison
+
+
+def _compared(
+    order: ReplayOrder, loaded: Loaded, bounds: list[Bound], plan: Plan, summary: dict[str, Any]
+) -> ReplayResult:
+    if order.compare == "none":
+        return ReplayResult(summary=summary)
+    meanwhile = order.out / "comparing"
+    shutil.rmtree(meanwhile, ignore_errors=True)
+    try:
+        if order.compare == "live":
+            service, diff = _with_live(order, loaded, bounds, plan, meanwhile)
+        else:
+            service, diff = order.compare, compare_folders(order.out, Path(order.compare), meanwhile)
+    finally:
+        shutil.rmtree(meanwhile, ignore_errors=True)
+    write_json(order.out / REPORT, {**diff.to_dict(), "service": service})
+    return ReplayResult(summary=summary, service=service, diff=diff)
+
+
+def _with_live(
+    order: ReplayOrder, loaded: Loaded, bounds: list[Bound], plan: Plan, folder: Path
+) -> tuple[str | None, DiffReport]:
+    config, topic = loaded.host, plan.source["topic"]
+    group = order.service or config.group(order.point)
+    positions = LivePositions(OffsetLookup(config.kafka), topic, config.plan.verdicts)
+    # Before the verdicts are read: what is below a position is then among them.
+    judged_up_to = positions.wait(group, plan.spans, order.wait_s)
+    positions.settle()
+    # A verdict is appended after the record that it follows from.
+    since = RangeRequest(since_ms=order.range.since_ms)
+    part = find_range(config.kafka, config.plan.verdicts, since, Isolation.READ_COMMITTED)
+    live = LiveVerdicts(folder, bucket_count(stored_bytes(order.out)), codec_of(config.kafka))
+    erasures = read_erasures(config.kafka, config.plan.erasures)
+    records = (record for record in part.read() if not erasures.covers(record.key))
+    if plan.requests is not None:
+        wanted = frozenset(name.encode() for name in plan.requests)
+        records = (record for record in records if record.key in wanted)
+    names = [bound.binding.name for bound in bounds]
+    beside = [name + CANDIDATE_SUFFIX for name in names] if order.origins.rolled_out else []
+    live.write(records, order.point, frozenset([*names, *beside]))
+    service = _service(order.service, group, frozenset(live.services), has_begun=bool(judged_up_to))
+    if service not in (group, None):
+        shutil.rmtree(folder)
+        return _with_live(replace(order, service=service), loaded, bounds, plan, folder)
+    return service, compare_live(order.out, live, service, plan.spans, judged_up_to)
+
+
+def _service(asked: str | None, service: str, there: frozenset[str], *, has_begun: bool) -> str | None:
+    """Return with whose verdicts to compare.
+
+    Args:
+        asked: whose the user wants.
+        service: these, or those of the configured group.
+        there: who wrote any.
+        has_begun: `service` has read the topic, though it may have said nothing.
+
+    Raises:
+        ReplayError: that is unclear.
+    """
+    if service in there or has_begun:
+        return service
+    if asked is not None or not there:
+        return None
+    if len(there) > 1:
+        raise ReplayError(
+            f"verdicts of {', '.join(sorted(there))} are there, none of {service}: name one with --service"
+        )
+    return next(iter(there))

@@ -2,66 +2,50 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from numbers import Real
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from probe_consumers.bound import FAULTS, Bound, Source, Speaker, action_of, error_of, index_of, text_of, words
-from undercurrent.codec import as_array, positions, views
+from probe_consumers.chunks import Chunk, Scores
+from probe_consumers.judging import cut, judge_records, kind_of, rank
+from probe_consumers.progress import Owed, Progress
+from probe_consumers.unsaid import Unsaid, grouped
+from undercurrent.codec import positions
 from undercurrent.core import (
     BatchProbe,
     Coverage,
     Probe,
-    ProbeAction,
     ProbeResult,
     ProbeSignal,
     RequestContext,
+    StatefulProbe,
     StreamFacts,
 )
 from undercurrent.errors import ProbeError
 from undercurrent.protocol.host_events import Emission
-from undercurrent.protocol.messages import ActivationBlock, ProbeVerdict, StreamStarted, VerdictAction, VerdictKind
+from undercurrent.protocol.join_key import REBUILD_LIMIT
+from undercurrent.protocol.messages import (
+    ActivationBlock,
+    ProbeVerdict,
+    RunState,
+    VerdictAction,
+    VerdictKind,
+)
 from undercurrent.protocol.streams import Stream
 
 logger = logging.getLogger(__name__)
 
-# A verdict must fit into a topic with the broker's default limit of 1 MiB.
-_MOST_SCORE_BYTES = 256 * 1024
 # Two numbers far apart in a stream that somebody made up can add up to more than a verdict's field holds.
 _MOST_MISSING = 2**63 - 1
 # What of a probe's own metadata has a field of the verdict.
 _FIELDS = frozenset({"score", "partial"})
-_STRENGTH = (ProbeAction.CONTINUE, ProbeAction.FLAG, ProbeAction.ABORT)
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Scores of one block under one binding.
-
-    Args:
-        layers: layers of the columns.
-        values: float32 [n, L], or [n, L, C] where the first of C numbers is the score; None where the probe scores
-            record by record.
-        error: why there are none.
-    """
-
-    layers: tuple[int, ...] = ()
-    values: NDArray[np.float32] | None = None
-    error: BaseException | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Unsaid:
-    """Scores that no watermark has carried yet."""
-
-    positions: bytes
-    layers: tuple[int, ...]
-    scores: bytes
 
 
 class Run:
@@ -79,25 +63,20 @@ class Run:
         self._stream = stream
         self._probe: Probe | None = None
         self._context = RequestContext(stream.id.request_id)
-        self._started = False
-        self._failed = False
-        self._unsaid: list[_Unsaid] = []
+        self._at = Progress()
+        self._unsaid: list[Unsaid] = []
         self._moved = False
-        self._scored = 0
-        self._clear_up_to = -1
-        self._said_clear_up_to = -1
-        self._strongest: ProbeSignal | None = None
         self._source = Source(partition=0, offset=0, timestamp_us=0)
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """Name and fingerprint of its probe."""
+        return self._bound.binding.name, self._bound.loaded.fingerprint
 
     @property
     def alive(self) -> bool:
         """Whether it has neither raised nor refused the stream."""
-        return not self._failed
-
-    @property
-    def started(self) -> bool:
-        """Whether the probe was told of the stream."""
-        return self._started
+        return not self._at.failed
 
     def start(self, source: Source, layers: tuple[int, ...]) -> Iterator[Emission]:
         """Tell the probe of the stream.
@@ -106,7 +85,16 @@ class Run:
             source: the record that completed what is known of it.
             layers: layers of all its shards.
         """
-        self._started = True
+        self._at.started = True
+        if self._at.failed:
+            yield from self._settle(source)
+            return
+        try:
+            self._begin(layers)
+        except FAULTS as exc:  # it ends for this request alone
+            yield self._fail(source, exc)
+
+    def _begin(self, layers: tuple[int, ...]) -> None:
         message = self._stream.started
         facts = StreamFacts(
             prompt_len=message.prompt_len,
@@ -120,28 +108,78 @@ class Run:
             lora=message.lora,
             quantization=message.quantization,
             row_shape=message.row_shape,
+            parts=self._stream.parts,
         )
         self._context = RequestContext(self._stream.id.request_id, stream=facts)
-        try:
-            self._bound.loaded.check(facts)
-            self._probe = self._bound.loaded.factory.spawn(self._stream.id.request_id, self._bound.binding.point)
-            self._probe.on_start(self._context)
-        except FAULTS as exc:  # it ends for this request alone
-            yield self._fail(source, exc)
+        self._bound.loaded.check(facts)
+        self._probe = self._bound.loaded.factory.spawn(self._stream.id.request_id, self._bound.binding.point)
+        self._probe.on_start(self._context)
 
-    def take(
-        self, source: Source, block: ActivationBlock, clear_up_to: int, scores: Scores, *, silent: bool
-    ) -> Iterator[Emission]:
-        """Feed a block to the probe.
+    def take_chunk(self, chunk: Chunk, scores: Scores | Sequence[Scores]) -> Iterator[tuple[int, Emission]]:
+        """Feed blocks to the probe; yield what it says, each with the number of the block that it says it at.
 
         Args:
-            source: the block's record, or the one that released it.
-            block: the activations.
-            clear_up_to: the stream's clear mark after it.
-            scores: what the batch scoring gave for it.
-            silent: its outputs are written already.
+            chunk: the blocks.
+            scores: what the batch scoring gave for them.
         """
-        if self._failed:
+        if self._at.failed:
+            if self._at.owed is not None:
+                for at in range(len(chunk)):
+                    for emission in self._settle(chunk.source(at)):
+                        yield at, emission
+            return
+        if isinstance(scores, Scores):
+            joined = self._joined(chunk, scores) if len(chunk) > 1 else None
+            if joined is not None:
+                yield from self._take_joined(chunk, scores, joined)
+                return
+            scores = cut(chunk, scores)
+        for at, block in enumerate(chunk.blocks):
+            for emission in self._take(chunk.source(at), block, chunk.clear_up_to[at], scores[at], silent=chunk.silent):
+                yield at, emission
+
+    def _joined(self, chunk: Chunk, scores: Scores) -> NDArray[np.int32] | None:
+        """Return the positions of blocks that the probe may be given as one; None where it has to see each.
+
+        A probe that `joins_blocks` says the same of tokens however they are cut into blocks. That leaves what is not
+        the probe's doing: a block that does not fit its stream or its positions, and scores that end the run.
+        """
+        values = scores.values
+        if values is None or not scores.layers or not getattr(self._probe, "joins_blocks", False):
+            return None
+        started, block = self._stream.started, chunk.first
+        known = self._context.stream.layers if self._context.stream else ()
+        of_stream = (started.dtype, started.tensor_type, started.width, started.row_shape)
+        if (block.dtype, block.tensor_type, block.width, block.row_shape) != of_stream:
+            return None
+        places = np.frombuffer(b"".join(chunk.positions), "<i4")
+        fits = block.layers == known and bool((places[1:] > places[:-1]).all())
+        return places if fits and (scores.finite or bool(np.isfinite(values).all())) else None
+
+    def _take_joined(self, chunk: Chunk, scores: Scores, places: NDArray[np.int32]) -> Iterator[tuple[int, Emission]]:
+        values = cast(NDArray[np.float32], scores.values)
+        try:
+            signal = cast(BatchProbe, self._probe).on_scores(places, scores.layers, values)
+        except FAULTS as exc:
+            for emission in (*self._flush(), self._fail(chunk.source(0), exc)):
+                yield 0, emission
+            return
+        if signal is not None and signal.acts:
+            place = np.searchsorted(places, cast(int, signal.token_pos))
+            at = int(np.searchsorted(np.cumsum(chunk.tokens), int(place), side="right"))
+            for emission in self._signals(chunk.source(at), [signal], chunk.clear_up_to[at]):
+                yield at, emission
+        self._at.clear_up_to, self._source = chunk.clear_up_to[-1], chunk.source(len(chunk) - 1)
+        shown = values if values.ndim == 2 else values[:, :, 0]
+        self._at.scored += shown.size
+        if not chunk.silent:
+            self._moved = True
+            self._unsaid.append(Unsaid(places.tobytes(), scores.layers, shown.astype("<f4").tobytes()))
+
+    def _take(
+        self, source: Source, block: ActivationBlock, clear_up_to: int, scores: Scores, *, silent: bool
+    ) -> Iterator[Emission]:
+        if self._at.failed:
             return
         try:
             signals, unsaid = self._judge(block, scores)
@@ -150,8 +188,8 @@ class Run:
             yield from self._flush()
             yield self._fail(source, exc)
             return
-        self._clear_up_to, self._source = clear_up_to, source
-        self._scored += int(np.isfinite(np.frombuffer(unsaid.scores, "<f4")).sum())
+        self._at.clear_up_to, self._source = clear_up_to, source
+        self._at.scored += int(np.isfinite(np.frombuffer(unsaid.scores, "<f4")).sum())
         if not silent:
             self._moved = True
             self._unsaid.append(unsaid)
@@ -159,6 +197,7 @@ class Run:
 
     def end(self, source: Source) -> Iterator[Emission]:
         """Ask the probe for its result."""
+        yield from self._settle(source)
         if self._probe is None:
             return
         try:
@@ -166,13 +205,96 @@ class Run:
             coverage = Coverage(missing=stream.missing + stream.unjoined, dropped=stream.cut)
             verdict = self._result(source, self._probe.on_end(replace(self._context, coverage=coverage)))
         except FAULTS as exc:
-            if not self._failed:
+            if not self._at.failed:
                 yield from self._flush()
                 yield self._fail(source, exc)
             return
-        if not self._failed:  # else its error was its last word
+        if not self._at.failed:  # else its error was its last word
             yield from self._flush()
-            yield Emission(verdict=verdict, timestamp_us=source.timestamp_us)
+            yield Emission(verdict=verdict, timestamp_us=source.timestamp_us, silent=source.silent)
+
+    def end_unknown(self, source: Source) -> Iterator[Emission]:
+        """Say that a stream has ended of which not enough was known to ask the probe."""
+        if not self._at.failed:
+            nothing = ProbeResult(self._stream.id.request_id, self._bound.binding.point, "")
+            yield Emission(
+                verdict=self._result(source, nothing), timestamp_us=source.timestamp_us, silent=source.silent
+            )
+
+    def limit(self, source: Source) -> Iterator[Emission]:
+        """End a probe that cannot be written down: its stream has gone on for too long to be read again."""
+        if self._at.failed or self._probe is None or self.state() is not None:
+            return
+        probe, self._probe = self._probe, None
+        context = replace(self._context, coverage=Coverage(missing=self._stream.missing + self._stream.unjoined))
+        try:
+            verdict = self._result(source, probe.on_end(context))
+        except FAULTS as exc:
+            yield from self._flush()
+            yield self._fail(source, exc)
+            return
+        yield from self._flush()
+        self._at.failed = True
+        yield Emission(verdict=replace(verdict, complete=False, end_reason=REBUILD_LIMIT), silent=source.silent)
+
+    def withhold(self, source: Source, said_from: int, place: str) -> Iterator[Emission]:
+        """End the probe without showing it a record that kills; it is told of nothing any more.
+
+        Args:
+            source: the record.
+            said_from: offset from which on that is said.
+            place: of the record, in words.
+        """
+        if not self._at.failed:
+            yield from self._flush()
+            self._probe = None
+            self._at.failed = True
+            self._at.owed = Owed(said_from, f"quarantined: no host survives record {place}")
+        yield from self._settle(source)
+
+    def _settle(self, source: Source) -> Iterator[Emission]:
+        """Say what could not be said before."""
+        if self._at.owed is not None and source.offset >= self._at.owed.said_from:
+            error, self._at.owed = self._at.owed.error, None
+            yield self._error(source, error)
+
+    # --- written down, and taken up elsewhere
+
+    def state(self) -> RunState | None:
+        """Return how far it has come; None where its probe cannot be written down."""
+        data = self._at.to_plain()
+        try:
+            if self._probe is not None and not self._at.failed:
+                data["probe"] = cast(StatefulProbe, self._probe).state()
+            text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+        except FAULTS:  # it has none, or one that is no plain data
+            return None
+        name, fingerprint = self.name
+        return RunState(probe=name, probe_version=self._bound.loaded.version, fingerprint=fingerprint, state=text)
+
+    def restore(self, state: RunState | None, layers: tuple[int, ...] | None, said_from: int) -> bool:
+        """Go on from a state; where that cannot be done it fails, which is said from an offset on, and returns False.
+
+        Args:
+            state: what `state` gave; None where there is none of this probe.
+            layers: of all shards, None while one has not started.
+            said_from: that offset.
+        """
+        try:
+            if state is None:
+                raise ProbeError("the stream began before this probe ran, too long ago to be read again")
+            data = json.loads(state.state)
+            self._at = Progress.from_plain(data)
+            if self._at.failed:
+                return True
+            if self._at.started:
+                self._begin(layers or ())
+                cast(StatefulProbe, self._probe).restore(data["probe"])
+        except FAULTS as exc:  # it ends for this request alone
+            self._at.failed, self._probe = True, None
+            self._at.owed = Owed(said_from, error_of(exc))
+            return False
+        return True
 
     def watermarks(self) -> Iterator[ProbeVerdict]:
         """Return, and forget, the scores that no verdict has carried yet."""
@@ -180,15 +302,15 @@ class Run:
             return
         self._moved = False
         unsaid, self._unsaid = self._unsaid, []
-        groups = _grouped(unsaid) or [[_Unsaid(b"", (), b"")]]
-        said, self._said_clear_up_to = self._said_clear_up_to, self._clear_up_to
+        groups = grouped(unsaid) or [[Unsaid(b"", (), b"")]]
+        said, self._at.said_clear_up_to = self._at.said_clear_up_to, self._at.clear_up_to
         for group in groups:
             yield self._speaker.verdict(
                 self._stream.id,
                 self._source,
                 VerdictKind.WATERMARK,
                 score=self._aggregate(),
-                clear_up_to=self._clear_up_to if group is groups[-1] else said,
+                clear_up_to=self._at.clear_up_to if group is groups[-1] else said,
                 score_positions=b"".join(item.positions for item in group),
                 score_layers=group[0].layers,
                 scores=b"".join(item.scores for item in group),
@@ -204,9 +326,9 @@ class Run:
     def _flush(self) -> Iterator[Emission]:
         return (Emission(verdict=verdict) for verdict in self.watermarks())
 
-    def _judge(self, block: ActivationBlock, scores: Scores) -> tuple[list[ProbeSignal], _Unsaid]:
+    def _judge(self, block: ActivationBlock, scores: Scores) -> tuple[list[ProbeSignal], Unsaid]:
         started = self._stream.started
-        of_block, of_stream = _kind(block), _kind(started)
+        of_block, of_stream = kind_of(block), kind_of(started)
         if of_block != of_stream:
             raise ProbeError(f"a block of {of_block} in a stream of {of_stream}")
         known = self._context.stream.layers if self._context.stream else ()
@@ -216,43 +338,24 @@ class Run:
         if scores.error is not None:
             raise scores.error
         if scores.values is None:
-            return self._judge_records(block)
+            return judge_records(cast(Probe, self._probe), block, self._stream.started.prompt_len)
         if not scores.layers:
-            return [], _Unsaid(b"", (), b"")
+            return [], Unsaid(b"", (), b"")
         signal = cast(BatchProbe, self._probe).on_scores(positions(block), scores.layers, scores.values)
         shown = scores.values if scores.values.ndim == 2 else scores.values[:, :, 0]
-        said = _Unsaid(block.positions, scores.layers, shown.astype("<f4").tobytes())
+        said = Unsaid(block.positions, scores.layers, shown.astype("<f4").tobytes())
         return ([] if signal is None or not signal.acts else [signal]), said
-
-    def _judge_records(self, block: ActivationBlock) -> tuple[list[ProbeSignal], _Unsaid]:
-        values = as_array(block)
-        if not np.isfinite(values.astype(np.float32)).all():
-            raise ProbeError(f"a value of the block at seq {block.seq} is not finite")
-        probe = cast(Probe, self._probe)
-        scores = np.full(values.shape[:2], np.nan, "<f4")
-        signals: list[ProbeSignal] = []
-        for at, record in enumerate(views(block, self._stream.started.prompt_len)):
-            signal = probe.on_activation(record)
-            if signal is None:
-                continue
-            if signal.score is not None:
-                scores[divmod(at, len(block.layers))] = signal.score
-            if signal.acts:
-                position = record.token_pos if signal.token_pos is None else signal.token_pos
-                layer = record.layer if signal.layer is None else signal.layer
-                signals.append(replace(signal, token_pos=position, layer=layer))
-        return signals, _Unsaid(block.positions, block.layers, scores.tobytes())
 
     def _signals(self, source: Source, signals: Sequence[ProbeSignal], clear_up_to: int) -> Iterator[Emission]:
         for signal in signals:
             # One signal per action: a probe that flags every token says nothing new with the second.
-            if self._strongest is None or _rank(signal) > _rank(self._strongest):
-                self._strongest = signal
+            if self._at.strongest is None or rank(signal) > rank(self._at.strongest):
+                self._at.strongest = signal
                 verdict, command = self._speaker.signal(self._stream.id, source, signal, clear_up_to)
-                yield Emission(verdict=verdict, command=command, timestamp_us=source.timestamp_us)
+                yield Emission(verdict=verdict, command=command, timestamp_us=source.timestamp_us, silent=source.silent)
 
     def _result(self, source: Source, result: ProbeResult) -> ProbeVerdict:
-        strongest = self._strongest
+        strongest = self._at.strongest
         score, partial = result.metadata.get("score"), result.metadata.get("partial")
         return self._speaker.verdict(
             self._stream.id,
@@ -264,8 +367,8 @@ class Run:
             token_pos=None if strongest is None else index_of(strongest.token_pos, "token_pos"),
             layer=None if strongest is None else index_of(strongest.layer, "layer"),
             # Of a stream that was rewound less is clear than was said once.
-            clear_up_to=min(self._clear_up_to, self._stream.clear_up_to),
-            scored=self._scored,
+            clear_up_to=min(self._at.clear_up_to, self._stream.clear_up_to),
+            scored=self._at.scored,
             complete=self._stream.complete,
             missing=min(self._stream.missing, _MOST_MISSING),
             # A probe that counts only some positions knows better than its stream whether one of them is missing.
@@ -275,57 +378,18 @@ class Run:
         )
 
     def _fail(self, source: Source, exc: BaseException) -> Emission:
-        self._failed = True
+        self._at.failed = True
         name = self._bound.binding.name
         logger.warning("probe %s raised %s", name, type(exc).__name__, exc_info=not isinstance(exc, ProbeError))
+        return self._error(source, error_of(exc))
+
+    def _error(self, source: Source, error: str) -> Emission:
         verdict = self._speaker.verdict(
             self._stream.id,
             source,
             VerdictKind.ERROR,
-            clear_up_to=self._clear_up_to,
-            scored=self._scored,
-            error=error_of(exc),
+            clear_up_to=self._at.clear_up_to,
+            scored=self._at.scored,
+            error=error,
         )
-        return Emission(verdict=verdict, timestamp_us=source.timestamp_us)
-
-
-def _rank(signal: ProbeSignal) -> int:
-    return _STRENGTH.index(signal.action)
-
-
-def _kind(message: ActivationBlock | StreamStarted) -> str:
-    """Return what must be equal in all blocks of a stream, in words."""
-    shape = list(message.row_shape) if message.row_shape else f"width {message.width}"
-    return f"{message.dtype} {message.tensor_type}, {shape}"
-
-
-def _grouped(unsaid: Sequence[_Unsaid]) -> list[list[_Unsaid]]:
-    """Cut a sequence where the layers change and before a verdict grows too large; leave out what is empty."""
-    groups: list[list[_Unsaid]] = []
-    room = 0
-    for item in (piece for whole in unsaid for piece in _pieces(whole)):
-        size = len(item.positions) + len(item.scores)
-        if groups and groups[-1][0].layers == item.layers and size <= room:
-            groups[-1].append(item)
-        else:
-            groups.append([item])
-            room = _MOST_SCORE_BYTES
-        room -= size
-    return groups
-
-
-def _pieces(whole: _Unsaid) -> Iterator[_Unsaid]:
-    row = 4 * len(whole.layers)
-    step = max(1, _MOST_SCORE_BYTES // (4 + row))
-    for at in range(0, len(whole.positions) // 4, step):
-        yield _Unsaid(
-            whole.positions[4 * at : 4 * (at + step)], whole.layers, whole.scores[row * at : row * (at + step)]
-        )
-
-
-def rows_of(block: ActivationBlock, layers: Sequence[int]) -> NDArray[Any]:
-    """Return the rows of some layers of a block, [n * L, width], tokens in order and layers within a token."""
-    values = as_array(block)
-    if tuple(layers) != block.layers:
-        values = values[:, [block.layers.index(layer) for layer in layers], :]
-    return values.reshape(-1, block.width)
+        return Emission(verdict=verdict, timestamp_us=source.timestamp_us, silent=source.silent)

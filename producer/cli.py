@@ -17,6 +17,7 @@ from undercurrent.errors import ConfigError
 if TYPE_CHECKING:
     from producer.client import PromptProducer
     from producer.prompts import LineError, Prompt
+    from producer.settings import ProducerSettings
     from producer.show import View
 
 app = typer.Typer(help="Send prompts and follow what is generated.", no_args_is_help=True, add_completion=False)
@@ -98,14 +99,67 @@ def follow_requests(
     bootstrap_servers: Bootstrap = None,
 ) -> int:
     """Show what was and is generated for some requests until every one has ended; the log is read from its start."""
-    with _producer(config, bootstrap_servers) as producer:
-        wanted = list(dict.fromkeys(request_ids))
+    wanted = list(dict.fromkeys(request_ids))
+    with _producer(config, bootstrap_servers, follows=wanted) as producer:
         return _follow(producer, wanted, _view(json_lines, single=len(wanted) == 1), timeout)
 
 
-def _producer(config: Path | None, bootstrap_servers: str | None) -> PromptProducer:
+@app.command()
+def requeue(
+    request_ids: Annotated[
+        list[str], typer.Argument(help="Ids of requests that have failed.", metavar="REQUEST_ID...")
+    ],
+    config: ConfigFile = None,
+    bootstrap_servers: Bootstrap = None,
+) -> int:
+    """Run failed requests again, each under a new id, which is printed: `r` as `r~2`.
+
+    What a request has ended as stands for ever, so that it cannot run under its own id again. One that has completed
+    or was aborted is refused, and one that has not ended yet; the others are requeued all the same, and the exit code
+    is 1. Requeued twice, a request runs once. A deadline is left out.
+    """
+    from undercurrent.protocol.requeue import RequeueError
+
+    code = 0
+    with _producer(config, bootstrap_servers, requeues=True) as producer:
+        for request_id in dict.fromkeys(request_ids):
+            try:
+                sys.stdout.write(f"{producer.requeue(request_id)}\n")
+            except RequeueError as exc:
+                sys.stderr.write(f"{exc}\n")
+                code = 1
+        producer.flush()
+    return code
+
+
+def _producer(
+    config: Path | None, bootstrap_servers: str | None, *, follows: Collection[str] = (), requeues: bool = False
+) -> PromptProducer:
+    """Return a producer that sends, or one that only follows requests: those may not be erased."""
     # Imported here: `--help` needs no Kafka client. The clients are built here, for the command that runs.
     from producer.client import PromptProducer
+    from undercurrent.acls import Service
+    from undercurrent.kafka.erasures import read_erasures
+    from undercurrent.pipeline import permitted
+    from undercurrent.topics import TopicPlan
+
+    settings = producer_settings(config, bootstrap_servers)
+    plan = TopicPlan(prefix=settings.prefix)
+    # Whoever requeues reads prompts, which a producer may not.
+    service = Service.OPERATOR if requeues else Service.PRODUCER
+    permitted(settings.kafka, service, plan, only={plan.generations, plan.erasures if follows else plan.prompts})
+    if follows:
+        read_erasures(settings.kafka, plan.erasures).refuse(follows)
+    return PromptProducer(settings)
+
+
+def producer_settings(config: Path | None, bootstrap_servers: str | None) -> ProducerSettings:
+    """Return what a configuration file and the options say, when a broker answers.
+
+    Raises:
+        ConfigError: naming the key and what is wrong with it.
+        UnreachableError: no broker answers.
+    """
     from producer.settings import ProducerSettings
     from undercurrent.pipeline import connection, interactive, read_sections, topic_plan
 
@@ -115,7 +169,7 @@ def _producer(config: Path | None, bootstrap_servers: str | None) -> PromptProdu
     # Without a word about it in the configuration, the topic's own number is taken.
     stated = "prompt_partitions" in (sections.get("topics") or {})
     partitions = plan.prompt_partitions if stated else None
-    return PromptProducer(ProducerSettings(kafka=kafka, prefix=plan.prefix, prompt_partitions=partitions))
+    return ProducerSettings(kafka=kafka, prefix=plan.prefix, prompt_partitions=partitions)
 
 
 def _prompts(

@@ -11,14 +11,16 @@ from typing import Any, Self
 from producer.connection import Connection, KafkaConnection, Reader
 from producer.follow import Follower
 from producer.prompts import Prompt, check
+from producer.requeue import requeued
 from producer.settings import ProducerSettings
 from undercurrent.codec.avro import Codec
 from undercurrent.errors import ConfigError, ProbingError, TopicError, UnreachableError
 from undercurrent.kafka.events import PartitionEvent, PartitionProblem
 from undercurrent.kafka.publisher import Delivery, DeliveryError
-from undercurrent.kafka.records import Partition
+from undercurrent.kafka.records import Partition, Record
 from undercurrent.protocol.labels import label_key
 from undercurrent.protocol.messages import GenerationEvent, Label, PromptRequest
+from undercurrent.subjects import codec_of
 from undercurrent.topics import TopicPlan, partition_of
 
 logger = logging.getLogger(__name__)
@@ -64,7 +66,7 @@ class PromptProducer:
     ) -> None:
         self._settings = settings
         self._connection = connection or KafkaConnection(settings)
-        self._codec = codec or Codec()
+        self._codec = codec or codec_of(settings.kafka, TopicPlan(prefix=settings.prefix))
         self._now_us = now_us
         self._topics = TopicPlan(prefix=settings.prefix)
         self._partitions = self._count_partitions()
@@ -113,6 +115,19 @@ class PromptProducer:
             key = label_key(label.request_id, label.name, label.source)
             self._send(self._topics.labels, key, self._codec.encode(label), -1)
         return request_id
+
+    def requeue(self, request_id: str) -> str:
+        """Run a failed request again, under a new id, which is returned; `flush` and `follow` await it.
+
+        Raises:
+            RequeueError: it has not failed, or its prompt is not on the topic any more.
+            UnreachableError: the topics could not be read in time.
+        """
+        number = partition_of(request_id, self._partitions)
+        prompts, generations = (
+            self._whole(Partition(topic, number)) for topic in (self._topics.prompts, self._topics.generations)
+        )
+        return self.submit(requeued(request_id, prompts, generations, self._codec, now_us=self._now_us()))
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until every prompt is acknowledged.
@@ -183,6 +198,24 @@ class PromptProducer:
     def close(self, timeout_s: float | None = None) -> None:
         """Wait for acknowledgements, then end the clients."""
         self._connection.writer.close(self._settings.send_timeout_s if timeout_s is None else timeout_s)
+
+    def _whole(self, where: Partition) -> Iterator[Record]:
+        """Yield every record of a partition up to its present end."""
+        lookup = self._connection.lookup
+        position, end = lookup.beginning([where])[where], lookup.end([where])[where]
+        reader = self._connection.reader({where: position})
+        heard = time.monotonic()
+        try:
+            while position < end:
+                for record in reader.poll_batch(FETCH_RECORDS, POLL_S):
+                    yield record
+                    position, heard = record.offset + 1, time.monotonic()
+                for problem in reader.take_events():
+                    self._mend(reader, problem)
+                if time.monotonic() - heard > self._settings.send_timeout_s:
+                    raise UnreachableError(f"{where} was not read beyond offset {position} of {end}")
+        finally:
+            reader.close()
 
     def _settle(self, request_ids: Collection[str], wait_s: float) -> None:
         deadline = time.monotonic() + wait_s

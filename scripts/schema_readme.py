@@ -25,15 +25,19 @@ ORDER = (
     "ControlAck",
     "ProbeVerdict",
     "ProbeHeartbeat",
+    "ProbeState",
     "Label",
+    "Rollout",
+    "Erasure",
 )
 
 INTRO = """\
 # The schemas
 
 One Avro record a file; every message on a topic is one of them, framed by Avro's single-object encoding (`C3 01`, the
-CRC-64-AVRO fingerprint of the schema, the body). Made by `scripts/schema_readme.py` from the `.avsc` files, which hold
-the same words in their `doc`; a test compares the two.
+CRC-64-AVRO fingerprint of the schema, the body), or, where a schema registry is named, by Confluent's wire format
+(`00`, the schema's id in four bytes, the body). Readers take both. Made by `scripts/schema_readme.py` from the `.avsc`
+files, which hold the same words in their `doc`; a test compares the two.
 
 ## Units
 
@@ -54,7 +58,9 @@ round as far as a default reaches. Each field has one of these rules:
 
 A new field always has a default. A type is never changed, not even where Avro could promote it: that is a new field.
 Whoever changes a schema keeps the one that was published before in `earlier/`, numbered, and names it in the codec: a
-record says which schema wrote it, and each of them is read.
+record says which schema wrote it, and each of them is read. Then `python scripts/freeze_schemas.py` keeps bytes of the
+new version for the tests. `make lint` fails on a change that some version could not read
+(`scripts/schema_evolution.py`), and the tests fail where a published schema was changed in its place.
 """
 
 

@@ -43,9 +43,10 @@ find_accelerator() {
     esac
 }
 
+# What is compiled runs until it is built again, whatever its source says: the sources are part of the stamp.
 # A moved checkout has a .venv whose scripts name the old place: the place is part of the stamp.
 fingerprint() {
-    { cat pyproject.toml requirements/*.lock scripts/setup.sh && printf '%s\n' "$PWD" "$1" "$TORCH_INDEX"; } | cksum
+    { cat pyproject.toml requirements/*.lock scripts/setup.sh undercurrent/*/*.c && printf '%s\n' "$PWD" "$1" "$TORCH_INDEX"; } | cksum
 }
 
 pip() {

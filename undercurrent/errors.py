@@ -7,6 +7,7 @@
     │   └── PositionSyntaxError  a position selector
     ├── ProbeError               a probe class, folder or registration is wrong
     │   ├── ProbeNotFoundError   no probe has that name
+    │   ├── ProbeSetChangedError  a partition was read with another probe set
     │   └── ShapeError           an array has not the shape that a probe needs
     ├── RouterError              the in-process router is misused
     ├── CodecError               bytes and records do not fit together
@@ -14,6 +15,7 @@
     │   └── EncodeError          a record that its schema refuses
     ├── ProtocolError            a message that breaks the protocol's rules
     ├── TopicError               a topic is missing, or not as its plan says
+    ├── NotAllowedError          the brokers do not let this client do what it has to
     ├── UnreachableError         a broker or an engine does not answer
     ├── ProducerFatalError       a producer can write nothing any more
     ├── CommitError              offsets of a consumer group could not be committed
@@ -30,8 +32,10 @@
     │   └── VLLMAdapterLimitationError  an embedded engine is asked for what it does not do
     ├── EngineError              an engine refuses a request or died
     │   ├── BadRequestError      this request, for a reason its sender can mend
-    │   └── EngineDeadError      the engine as a whole
+    │   ├── EngineDeadError      the engine as a whole
+    │   └── EngineReplacedError  its name is another process's by now
     ├── DatasetError             a folder of recorded activations, or a file of labels, cannot be used
+    │   └── ChoiceError          it has nothing of the name that was asked for
     ├── EvaluationError          scores, labels and what else is known do not fit together
     └── ReplayError              a recorded range cannot be replayed
 
@@ -84,6 +88,24 @@ class ProbeNotFoundError(ProbeError):
     """No probe has the name asked for."""
 
 
+class ProbeSetChangedError(ProbeError):
+    """A partition was read with another probe set, and nobody said that this one may go on.
+
+    Args:
+        last: fingerprint of the set that committed last.
+        mine: of the one that runs now.
+    """
+
+    def __init__(self, last: str, mine: str) -> None:
+        self.last = last
+        self.mine = mine
+        super().__init__(
+            f"the probe set has fingerprint {mine}; the group's offsets were committed by a set with {last or 'none'}. "
+            f"Run the same bindings and artefacts as the group's other members, or start with --change to go on with "
+            f"these: what was said already stays as it is"
+        )
+
+
 class ShapeError(ProbeError):
     """An array has not the shape that a probe needs."""
 
@@ -118,6 +140,10 @@ class ProtocolError(ProbingError):
 
 class TopicError(ProbingError):
     """A topic is missing, or is not what the plan says."""
+
+
+class NotAllowedError(ProbingError):
+    """The brokers do not let this client do what it has to: the operation, and the topic or group, are named."""
 
 
 class UnreachableError(ProbingError):
@@ -206,6 +232,23 @@ class EngineDeadError(EngineError):
     """The engine as a whole is gone; no request of it can finish."""
 
 
+class EngineReplacedError(EngineError):
+    """An engine's name has gone to a later process, or was retired.
+
+    Args:
+        engine: the name.
+        how: what happened to it, in words.
+        incarnation: that it has now.
+    """
+
+    def __init__(self, engine: str, how: str, incarnation: int) -> None:
+        super().__init__(
+            f"engine {engine} {how}, as incarnation {incarnation}; this process ends: one name is one process's"
+        )
+        self.engine = engine
+        self.incarnation = incarnation
+
+
 class EvaluationError(ProbingError):
     """Scores, labels and what else is known of the requests do not fit together, or are not what they should be."""
 
@@ -216,3 +259,16 @@ class ReplayError(ProbingError):
 
 class DatasetError(ProbingError):
     """A folder of recorded activations, or a file of labels, cannot be used: the file and field are named."""
+
+
+class ChoiceError(DatasetError):
+    """Something was asked for by a name that the data does not have.
+
+    Args:
+        field: what was asked for: point, layers, label, source, judged-by, group-by or slice.
+        reason: in words, with the names that there are.
+    """
+
+    def __init__(self, field: str, reason: str) -> None:
+        self.field = field
+        super().__init__(reason)

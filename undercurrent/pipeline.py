@@ -21,8 +21,10 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from undercurrent.acls import Names, Service, rights
 from undercurrent.errors import ConfigError, TopicError
 from undercurrent.kafka.client import ping
+from undercurrent.kafka.permits import require
 from undercurrent.kafka.settings import KafkaSettings
 from undercurrent.service import config as service_config
 from undercurrent.spec import load_yaml_file
@@ -52,12 +54,18 @@ def connection(sections: Mapping[str, Any], bootstrap_servers: str | None) -> Ka
     if bootstrap_servers is not None:
         section = {key: value for key, value in section.items() if key != "bootstrap.servers"}
         section["bootstrap_servers"] = bootstrap_servers
-    if not section.get("bootstrap_servers", section.get("bootstrap.servers")):
+    if not names_brokers(sections, bootstrap_servers):
         raise ConfigError(
             "kafka.bootstrap_servers: no broker named: give --bootstrap-servers, UNDERCURRENT_BOOTSTRAP_SERVERS, or "
             "--config FILE with kafka: {bootstrap_servers: ...}"
         )
     return validated(KafkaSettings, section, "kafka")
+
+
+def names_brokers(sections: Mapping[str, Any], bootstrap_servers: str | None) -> bool:
+    """Return whether the `kafka` section, or an option or variable, says where the brokers are."""
+    section = _mapping(sections, "kafka")
+    return bool(bootstrap_servers or section.get("bootstrap_servers", section.get("bootstrap.servers")))
 
 
 def reachable(settings: KafkaSettings, timeout_s: float = 10.0) -> KafkaSettings:
@@ -82,6 +90,32 @@ def interactive(settings: KafkaSettings) -> KafkaSettings:
     return reachable(settings)
 
 
+def permitted(
+    settings: KafkaSettings,
+    service: Service,
+    plan: TopicPlan,
+    names: Names = Names(),  # noqa: B008 - frozen
+    *,
+    only: Collection[str] | None = None,
+) -> KafkaSettings:
+    """Return a connection that may do what a service has to.
+
+    Args:
+        settings: the connection.
+        service: who this is.
+        plan: the topics.
+        names: of groups.
+        only: the topics and groups that count; all by default.
+
+    Raises:
+        NotAllowedError: naming each operation that is not allowed, with its topic or group.
+        UnreachableError: no broker answered in time.
+    """
+    needed = [right for right in rights(plan, service, names) if only is None or right.name in only]
+    require(settings, service, needed)
+    return settings
+
+
 def topic_plan(sections: Mapping[str, Any], folder: Path) -> TopicPlan:
     """Return the topics that the `topics` section and the points' names make.
 
@@ -104,7 +138,9 @@ def topic_plan(sections: Mapping[str, Any], folder: Path) -> TopicPlan:
         return TypeAdapter(TopicPlan).validate_python({**section, "points": points})
     except ValidationError as exc:
         first = exc.errors(include_url=False, include_input=False)[0]
-        raise ConfigError(f"topics.{'.'.join(map(str, first['loc']))}: {first['msg']}") from exc
+        raise ConfigError(
+            f"topics.{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        ) from None  # it repeats the value
     except TopicError as exc:
         raise ConfigError(f"topics: {exc}") from exc
 

@@ -8,7 +8,9 @@
     verdicts             V   request_id   delete
     probe.state          A   probe, partition, stream   compact
     labels               V   request_id, name, source   compact
-    <topic>.dlq          as its source
+    rollouts             1   probe, sequence, entry   compact, and each key once: every entry stays
+    erasures             1   SHA-256 of a request_id   compact
+    <topic>.dlq          as its source; erasures have none: their keys say all, and anybody can read those
 
 A topic that holds several records of one key is never compacted: compaction keeps the last one and so destroys streams.
 """
@@ -17,19 +19,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from undercurrent.errors import TopicError
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
+COMPACTED_SEGMENT_MS = 6 * HOUR_MS
 DLQ_SUFFIX = ".dlq"
+JOIN = "+"
+"""Between the points that a probe joins, in the name of what it reads; no point of a pipeline has it in its name."""
 # A dead letter carries its original bytes and a few headers, so its topic takes somewhat more than the source does.
 DLQ_EXTRA_BYTES = 64 * 1024
 # Every message of a request carries its id twice, as key and as field. An id that fits one topic must fit them all, or
 # whoever has to answer it never gets on.
 MAX_REQUEST_ID_BYTES = 1024
 _NAME = re.compile(r"^[A-Za-z0-9._-]{1,180}$")
+
+
+def points_of(name: str) -> tuple[str, ...]:
+    """Return the points that a probe reads, of what verdicts and heartbeats call its point: one, or those it joins."""
+    return tuple(name.split(JOIN))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +53,7 @@ class Topic:
         compact: keep the last record of each key instead of deleting by age.
         max_message_bytes: largest record batch that the broker takes.
         streams: several records of one key belong together, so compaction is refused.
+        min_insync_replicas: so many copies have a record before it is acknowledged.
     """
 
     name: str
@@ -51,6 +62,7 @@ class Topic:
     compact: bool = False
     max_message_bytes: int = 1_048_588
     streams: bool = True
+    min_insync_replicas: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what would destroy records."""
@@ -60,6 +72,8 @@ class Topic:
             raise TopicError(f"topic {self.name}: {self.partitions} partitions; it needs at least 1")
         if self.compact and self.streams:
             raise TopicError(f"topic {self.name}: compaction keeps one record per key and would destroy its streams")
+        if self.retention_ms < 4:
+            raise TopicError(f"topic {self.name}: a retention of {self.retention_ms} ms; it must be at least 4")
 
     @property
     def config(self) -> dict[str, str]:
@@ -68,10 +82,16 @@ class Topic:
             "cleanup.policy": "compact" if self.compact else "delete",
             "message.timestamp.type": "LogAppendTime",
             "max.message.bytes": str(self.max_message_bytes),
+            "min.insync.replicas": str(self.min_insync_replicas),
         }
-        if not self.compact:
+        if self.compact:
+            # A value that was replaced is gone in bounded time: the open segment is never compacted.
+            config["segment.ms"] = str(COMPACTED_SEGMENT_MS)
+            config["max.compaction.lag.ms"] = str(DAY_MS)
+        else:
             config["retention.ms"] = str(self.retention_ms)
-            config["segment.ms"] = str(max(60_000, self.retention_ms // 4))
+            # A record goes when the last one of its segment is old enough: at most a quarter later than it should.
+            config["segment.ms"] = str(self.retention_ms // 4)
         return config
 
 
@@ -94,7 +114,11 @@ class TopicPlan:
             time for which it waited counts too; prompts of so long are read again whenever a partition changes hands,
             and remembered meanwhile.
         replication_factor: copies of each partition.
+        min_insync_replicas: so many of them have a record before it is acknowledged; 2 by default where there are three
+            or more copies, so that one broker may be away and no acknowledged record is on one disk alone, else 1.
         activation_bytes: largest record batch of an activations topic.
+        session_timeout_ms: of the pipeline's groups under the broker-side protocol (`assignor: consumer`): a member
+            that is killed keeps its partitions for so long. None leaves it to the broker, whose default is 45 s.
     """
 
     prefix: str = "undercurrent"
@@ -109,11 +133,23 @@ class TopicPlan:
     longest_generation_ms: int = HOUR_MS
     dedupe_window_ms: int = HOUR_MS
     replication_factor: int = 1
+    min_insync_replicas: int | None = None
     activation_bytes: int = 1_048_588
+    session_timeout_ms: int | None = None
     extra: tuple[Topic, ...] = field(default=())
 
     def __post_init__(self) -> None:
-        """Check the relations between retentions that recovery depends on."""
+        """Check the counts, and the relations between retentions that recovery depends on."""
+        for name in ("prompt_partitions", "activation_partitions", "verdict_partitions", "replication_factor"):
+            if getattr(self, name) < 1:
+                raise TopicError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if not 1 <= self.in_sync <= self.replication_factor:
+            raise TopicError(
+                f"min_insync_replicas is {self.in_sync}; accepted: 1 to replication_factor, {self.replication_factor}: "
+                "else no record could be acknowledged"
+            )
+        if self.session_timeout_ms is not None and self.session_timeout_ms < 1000:
+            raise TopicError(f"session_timeout_ms is {self.session_timeout_ms}; it must be at least 1000")
         needed = self.prompts_retention_ms + self.longest_generation_ms + self.dedupe_window_ms
         if self.generations_retention_ms < needed:
             raise TopicError(
@@ -125,6 +161,13 @@ class TopicPlan:
                 f"retention of {self.control} is {self.control_retention_ms} ms; it must be at least that of "
                 f"{self.prompts}, {self.prompts_retention_ms} ms, or an abort could be forgotten before its prompt"
             )
+
+    @property
+    def in_sync(self) -> int:
+        """How many copies have a record before it is acknowledged."""
+        if self.min_insync_replicas is None:
+            return 2 if self.replication_factor > 2 else 1
+        return self.min_insync_replicas
 
     @property
     def prompts(self) -> str:
@@ -161,6 +204,16 @@ class TopicPlan:
         """Name of the compacted topic of labels."""
         return f"{self.prefix}.labels"
 
+    @property
+    def rollouts(self) -> str:
+        """Name of the compacted topic that says which version of a probe is in force."""
+        return f"{self.prefix}.rollouts"
+
+    @property
+    def erasures(self) -> str:
+        """Name of the compacted topic of requests that are erased."""
+        return f"{self.prefix}.erasures"
+
     def activations(self, point: str) -> str:
         """Return the name of a point's activations topic.
 
@@ -175,6 +228,27 @@ class TopicPlan:
         """Return the name of a topic's dead-letter topic."""
         return topic + DLQ_SUFFIX
 
+    @property
+    def swept(self) -> tuple[str, ...]:
+        """Topics that nobody reads on behalf of all others: a group of its own looks for what cannot be read on them.
+
+        Prompts and activations are not among them: whoever works on those writes their dead letters.
+        """
+        answers = (self.generations, self.control, self.acks, self.verdicts)
+        return (*answers, self.rollouts, self.labels, self.probe_state)
+
+    def letter_bytes(self, topic: str) -> int:
+        """Return the largest record that a topic's dead-letter topic takes.
+
+        Raises:
+            TopicError: the plan has no dead-letter topic for it.
+        """
+        name = self.dlq(topic)
+        found = next((made.max_message_bytes for made in self.topics() if made.name == name), None)
+        if found is None:
+            raise TopicError(f"the plan has no topic {name!r}")
+        return found
+
     def topics(self) -> Sequence[Topic]:
         """Return every topic, dead-letter topics included."""
         sources = list(self._sources())
@@ -186,9 +260,10 @@ class TopicPlan:
                 max_message_bytes=topic.max_message_bytes + DLQ_EXTRA_BYTES,
             )
             for topic in sources
-            if not topic.compact
+            if topic.name != self.erasures
         ]
-        return [*sources, *letters, *self.extra]
+        own = [replace(topic, min_insync_replicas=self.in_sync) for topic in (*sources, *letters)]
+        return [*own, *self.extra]
 
     def _sources(self) -> Iterator[Topic]:
         kept_ms = self.generations_retention_ms
@@ -207,6 +282,8 @@ class TopicPlan:
         yield Topic(
             name=self.labels, partitions=self.verdict_partitions, retention_ms=kept_ms, compact=True, streams=False
         )
+        yield Topic(name=self.rollouts, partitions=1, retention_ms=kept_ms, compact=True, streams=False)
+        yield Topic(name=self.erasures, partitions=1, retention_ms=kept_ms, compact=True, streams=False)
         for point in self.points:
             yield Topic(
                 name=self.activations(point),

@@ -3,7 +3,8 @@
     python -m benchmarks.overhead.load '{"model": ..., "ring": ..., "layers": [...]}'
 
 It answers each line `{"seconds": s, "concurrency": c, "tokens": t, "round": i, "captured": b}` on standard input with
-one line on standard output: tokens, requests, and the monotonic times of the first prompt and the last token. With
+one line on standard output: tokens, requests, positions that they computed, and the monotonic times of the first prompt
+and the last token. With
 `"time_taps": true` the answer has the CPU time of the taps in the model, too; the clock then costs something itself.
 """
 
@@ -50,7 +51,7 @@ def spec_of(layers: list[int]) -> dict[str, Any]:
 async def visit(engine: VLLMEngine, task: dict[str, Any], *, captured: bool) -> dict[str, Any]:
     """Keep `concurrency` requests going for `seconds`, let the last ones end, and count."""
     rng = random.Random(task["round"])
-    counts = {"tokens": 0, "requests": 0}
+    counts = {"tokens": 0, "requests": 0, "positions": 0}
     started_s = time.monotonic()
 
     async def user(number: int) -> None:
@@ -66,6 +67,9 @@ async def visit(engine: VLLMEngine, task: dict[str, Any], *, captured: bool) -> 
             counts["requests"] += 1
             async for delta in engine.submit(request):
                 counts["tokens"] += len(delta.token_ids)
+                counts["positions"] += len(delta.token_ids)
+            # The last token is sampled and never computed.
+            counts["positions"] += len(request.prompt_token_ids) - 1
 
     await asyncio.gather(*(user(number) for number in range(task["concurrency"])))
     return {**counts, "started_s": started_s, "ended_s": time.monotonic()}

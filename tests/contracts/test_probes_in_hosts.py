@@ -20,12 +20,17 @@ from probe_consumers.replay import Replay, Span, comparable
 from probe_consumers.runner import BindingRunner
 from tests.contracts.probe_cases import BATCH_CASES, CASES, LAYERS, PROMPT_LEN, WIDTH, counts_generated_alone
 from undercurrent.codec import Codec, as_array
+from undercurrent.codec import positions as positions_of
+from undercurrent.core import StreamFacts
+from undercurrent.evaluation.dataset import RequestBlock
 from undercurrent.evaluation.diff import collect, compare
+from undercurrent.evaluation.scoring import score_requests
 from undercurrent.kafka.records import Record
 from undercurrent.probes import Binding, LoadedProbe
 from undercurrent.protocol.host import ProbeHost
 from undercurrent.protocol.host_position import Committed, Resume, resume_from
-from undercurrent.protocol.messages import ActivationBlock, VerdictKind
+from undercurrent.protocol.host_states import Keeping
+from undercurrent.protocol.messages import ActivationBlock, StreamStarted, VerdictKind
 from undercurrent.testing import drive, make_records
 from undercurrent.testing.streams import StreamBuilder
 
@@ -82,19 +87,23 @@ PARTIAL = {
 }
 
 
-def live_run(name, records, cuts, handover):
+def live_run(name, records, cuts, handover, state_after=None):
     bounds = [bound(name)]
     prints = set_fingerprint(bounds)
-    found, offset, resume = [], 0, Resume(offset=0, emitted_up_to=0)
+    found, offset, resume, states = [], 0, Resume(offset=0, emitted_up_to=0), {}
+    keeping = None if state_after is None else Keeping(checkpoint_after_bytes=state_after)
     for end in (handover, len(records)):
-        host = ProbeHost("residual", prints, BindingRunner(bounds, "live", lambda: 5), 10**18)
+        host = ProbeHost("residual", prints, BindingRunner(bounds, "live", lambda: 5), 10**18, keeping=keeping)
         host.assign([0])
-        host.begin(0, resume)
+        # As they stand on their topic.
+        written = [CODEC.decode(CODEC.encode(item)) for item in states.values() if item is not None]
+        host.begin(0, resume, written if resume.states else ())
         offset = resume.offset
         for start, stop in itertools.pairwise([offset, *(cut for cut in cuts if offset < cut < end), end]):
             host.records(records[start:stop], 0)
             transaction = host.transaction()
             found += transaction.verdicts
+            states |= transaction.states
         at, metadata = transaction.offsets[0]
         resume = resume_from(Committed(offset=at, metadata=metadata), 0, len(records), prints, "earliest")
     return found
@@ -119,16 +128,25 @@ def draw_cuts(data, count):
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=8)
-@given(seed=st.integers(0, 2**20), data=st.data())
-def test_a_replay_says_what_the_live_run_said_bit_for_bit(name, seed, data):
+@settings(max_examples=10)
+@given(seed=st.integers(0, 2**20), state_after=st.sampled_from([None, 1, 500, 2000]), data=st.data())
+def test_a_replay_says_what_the_live_run_said_bit_for_bit(name, seed, state_after, data):
     records = make_log(seed)
     handover = data.draw(st.integers(1, len(records) - 1))
-    live = live_run(name, records, draw_cuts(data, len(records)), handover)
+    live = live_run(name, records, draw_cuts(data, len(records)), handover, state_after)
     found = report(live, *replayed(name, records, draw_cuts(data, len(records))))
     assert found.equal, found.differences
     assert found.verdicts_compared == len(PARTIAL)
     assert found.scores_compared >= (len(PARTIAL) - 1) * (TOKENS - 3)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_goes_on_from_a_state_written_after_every_record(name):
+    records = make_log(2)
+    for handover in range(1, len(records), 7):
+        live = live_run(name, records, range(1, len(records)), handover, state_after=1)
+        found = report(live, *replayed(name, records, []))
+        assert found.equal, (handover, found.differences)
 
 
 @pytest.mark.parametrize("name", BATCH_CASES)
@@ -139,7 +157,7 @@ def test_a_flipped_bit_is_a_difference(name):
     block = records[at].message
     data = bytearray(block.data)
     data[-1] ^= 0x40
-    records[at] = replace(records[at], message=replace(block, data=bytes(data)))
+    records[at] = records[at]._replace(message=replace(block, data=bytes(data)))
     found = report(live, *replayed(name, records, []))
     assert not found.equal
     assert {item.request_id for item in found.differences} == {"plain"}
@@ -184,3 +202,60 @@ def test_a_host_scores_each_row_as_the_probe_alone_does(name):
     driven = drive(CASES[name], records, blocks=len(rows))
     assert told.scores == {at: int(np.float32(score).view(np.uint32)) for at, score in driven.scores.items()}
     assert told.last_words[0].score == driven.result.metadata["score"]
+
+
+def as_request(name, seed):
+    """Return a stream as a dataset gives it."""
+    messages = [CODEC.decode(value) for value in stream_values(name, seed)[1]]
+    blocks = [item for item in messages if isinstance(item, ActivationBlock)]
+    started = next(item for item in messages if isinstance(item, StreamStarted))
+    places, rows = (np.concatenate([part(block) for block in blocks]) for part in (positions_of, as_array))
+    facts = {key: getattr(started, key) for key in ("prompt_len", "layers", "width", "tensor_type", "cached_prefix")}
+    return RequestBlock(
+        request_id=name,
+        attempt=started.attempt,
+        index=started.index,
+        split="test",
+        group="g",
+        label="unknown",
+        positions=places,
+        is_generated=places >= PROMPT_LEN,
+        token_ids=np.full(len(places), -1, np.int32),
+        rows={layer: rows[:, at] for at, layer in enumerate(LAYERS)},
+        stream=StreamFacts(**facts),
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_dataset_is_scored_with_is_what_a_host_says(name):
+    """Scores of tokens bit for bit, the token that decides, the last word, and what a probe raised."""
+    acted = 0
+    for seed in range(4):
+        _, found, _ = replayed(name, make_log(seed), [])
+        frame = score_requests(bound(name).loaded, [as_request(kind, seed + at) for at, kind in enumerate(PARTIAL)],
+                               keep_tokens=True)  # fmt: skip
+        hosts = {key.request_id: item for key, item in collect(found).items()}
+        for kind, row in frame.iterrows():
+            mine = [item for item in found if item.request_id == kind]
+            signals = [item.token_pos for item in mine if item.kind is VerdictKind.SIGNAL]
+            assert [row["decided_at"]] * len(signals) == signals
+            assert bool(signals) == (not np.isnan(row["score"]) and row["score"] >= threshold_of(name))
+            acted += bool(signals)
+            word = hosts[kind].last_words[0]
+            if name == "function":  # a host names the record, which a dataset does not know
+                assert ("not finite" in row["error"]) == (word.kind is VerdictKind.ERROR)
+            else:
+                assert row["error"] == (word.error or "").removeprefix("ProbeError: ")
+            aggregates = row["token_aggregates"][np.isfinite(row["token_aggregates"])]
+            if word.kind is VerdictKind.RESULT and name != "function":
+                assert (aggregates[-1] if len(aggregates) else None) == word.score
+            if name not in ("function", "ensemble", "ensemble-coherent") and kind != "nan":
+                theirs = {at: bits for (at, layer), bits in hosts[kind].scores.items() if layer == LAYERS[1]}
+                told = dict(zip(row["token_positions"].tolist(), row["token_scores"].view(np.uint32), strict=True))
+                assert told.items() <= theirs.items()
+    assert acted
+
+
+def threshold_of(name):
+    artefact = CASES[name].probe_kwargs.get("artefact")
+    return 3.0 if artefact is None else artefact.config.threshold

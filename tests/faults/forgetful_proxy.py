@@ -1,7 +1,8 @@
 """Stands between clients and a broker, and makes it say for a while what a fenced single node says: no broker is there.
 
 Whether a thawed node is fenced, and asked while it is, is a race. With this it is certain: what clients are answered is
-the broker's own, but for the list of brokers.
+the broker's own, but for the list of brokers. The same for a node that has just started and does not know yet that it
+coordinates a group; and for one that has lost what it was told of a transaction, which the logs still have.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from undercurrent.kafka.client import KafkaSettings
 from undercurrent.testing.brokers import Broker, apache_kafka
 
-METADATA = 3
+METADATA, FIND_COORDINATOR, ADD_PARTITIONS, ADD_OFFSETS = 3, 10, 24, 25
+_GROUP = 0
+_NOT_COORDINATOR = 16
 _NO_BROKER = 0x01  # a compact array without elements
 
 
@@ -26,7 +29,10 @@ class ForgetfulProxy:
     def __init__(self) -> None:
         self.broker: Broker | None = None
         self.emptied = 0
+        self.refused = 0
         self._forgets = threading.Event()
+        self._knows_no_group = threading.Event()
+        self._keeps_no_transaction = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self._open: set[socket.socket] = set()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -60,6 +66,24 @@ class ForgetfulProxy:
         finally:
             self._forgets.clear()
 
+    @contextmanager
+    def without_groups(self) -> Iterator[None]:
+        """Let nobody be told for the block's time who coordinates a group."""
+        self._knows_no_group.set()
+        try:
+            yield
+        finally:
+            self._knows_no_group.clear()
+
+    @contextmanager
+    def without_transactions(self) -> Iterator[None]:
+        """Let nobody who coordinates transactions hear for the block's time of what is in them."""
+        self._keeps_no_transaction.set()
+        try:
+            yield
+        finally:
+            self._keeps_no_transaction.clear()
+
     def close(self) -> None:
         """End all connections."""
         self._listener.close()
@@ -76,7 +100,7 @@ class ForgetfulProxy:
                     client.close()
                     continue
                 broker.settimeout(None)
-                asked: dict[int, int] = {}  # version of metadata requests by correlation id
+                asked: dict[int, Callable[[bytes], bytes]] = {}  # how answers are changed, by correlation id
                 self._open |= {client, broker}
                 for pump in (self._requests, self._answers):
                     threading.Thread(target=self._pump, args=(pump, client, broker, asked), daemon=True).start()
@@ -87,29 +111,45 @@ class ForgetfulProxy:
         host, port = self.broker.bootstrap_servers.split(":")
         return socket.create_connection((host, int(port)), 5.0)
 
-    def _pump(self, pump, client: socket.socket, broker: socket.socket, asked: dict[int, int]) -> None:
+    def _pump(self, pump, client: socket.socket, broker: socket.socket, asked) -> None:
         with suppress(OSError, EOFError):
             pump(client, broker, asked)
         for end in (client, broker):
             self._open.discard(end)
             _end(end)
 
-    def _requests(self, client: socket.socket, broker: socket.socket, asked: dict[int, int]) -> None:
+    def _requests(self, client: socket.socket, broker: socket.socket, asked) -> None:
         while True:
             frame = _frame(client)
             key, version, correlation = struct.unpack_from(">hhi", frame)
             if key == METADATA:
-                asked[correlation] = version
+                asked[correlation] = lambda answer, version=version: self._forgotten(answer, version)
+            elif key == FIND_COORDINATOR and self._knows_no_group.is_set() and frame[-1] == _GROUP:
+                asked[correlation] = self._not_coordinator
+            elif key in (ADD_PARTITIONS, ADD_OFFSETS) and self._keeps_no_transaction.is_set():
+                answer = struct.pack(">ii", correlation, 0) + added(key, version, frame)
+                client.sendall(struct.pack(">i", len(answer)) + answer)
+                continue
             broker.sendall(struct.pack(">i", len(frame)) + frame)
 
-    def _answers(self, client: socket.socket, broker: socket.socket, asked: dict[int, int]) -> None:
+    def _answers(self, client: socket.socket, broker: socket.socket, asked) -> None:
         while True:
             frame = _frame(broker)
-            version = asked.pop(struct.unpack_from(">i", frame)[0], None)
-            if version is not None and self._forgets.is_set():
-                frame = without_brokers(frame, version)
-                self.emptied += 1
+            change = asked.pop(struct.unpack_from(">i", frame)[0], None)
+            if change is not None:
+                frame = change(frame)
             client.sendall(struct.pack(">i", len(frame)) + frame)
+
+    def _forgotten(self, answer: bytes, version: int) -> bytes:
+        if not self._forgets.is_set():
+            return answer
+        self.emptied += 1
+        return without_brokers(answer, version)
+
+    def _not_coordinator(self, answer: bytes) -> bytes:
+        self.refused += 1
+        at = 4 + 4  # correlation id, throttle time
+        return answer[:at] + struct.pack(">h", _NOT_COORDINATOR) + answer[at + 2 :]
 
 
 @contextmanager
@@ -121,7 +161,12 @@ def forgetful_kafka() -> Iterator[ForgetfulProxy]:
     """
     proxy = ForgetfulProxy()
     try:
-        with apache_kafka(properties={"advertised.listeners": f"PLAINTEXT://{proxy.address}"}) as broker:
+        own = {
+            "advertised.listeners": f"PLAINTEXT://{proxy.address}",
+            # Else the logs would ask about what the coordinator never heard of.
+            "transaction.partition.verification.enable": "false",
+        }
+        with apache_kafka(properties=own) as broker:
             proxy.broker = broker
             try:
                 yield proxy
@@ -149,6 +194,35 @@ def without_brokers(frame: bytes, version: int) -> bytes:
             end += max(0, length - 1) + width
         end = _skip_tags(frame, end)
     return frame[:at] + bytes([_NO_BROKER]) + frame[end:]
+
+
+def added(key: int, version: int, frame: bytes) -> bytes:
+    """Return an answer, without its times, that says that everything is in the transaction now.
+
+    Args:
+        key: `ADD_PARTITIONS` or `ADD_OFFSETS`.
+        version: of the request: 0.
+        frame: the request, without its length.
+    """
+    if version:
+        raise ValueError(f"version {version}: written for 0")
+    if key == ADD_OFFSETS:
+        return b"\0\0"
+    at = _after_text(frame, _after_text(frame, 8)) + 8 + 2  # client and transactional id, producer's id and epoch
+    (topics,) = struct.unpack_from(">i", frame, at)
+    answer, at = frame[at : at + 4], at + 4
+    for _ in range(topics):
+        end = _after_text(frame, at) + 4
+        answer += frame[at:end]
+        (count,) = struct.unpack_from(">i", frame, end - 4)
+        for number in range(count):
+            answer += frame[end + 4 * number : end + 4 * number + 4] + b"\0\0"
+        at = end + 4 * count
+    return answer
+
+
+def _after_text(frame: bytes, at: int) -> int:
+    return at + 2 + max(0, struct.unpack_from(">h", frame, at)[0])
 
 
 def _skip_tags(frame: bytes, at: int) -> int:

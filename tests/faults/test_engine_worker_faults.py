@@ -6,23 +6,27 @@ bench, so that they can be played with any engine.
 
 from __future__ import annotations
 
-import os
-import signal
-
 import psutil
 import pytest
 
 from undercurrent.kafka.client import Assignor
 from undercurrent.protocol.generations import Ruling
-from undercurrent.protocol.messages import AckOutcome, Outcome, PublisherStarted, Released, ReleaseReason, StreamEnded
-from undercurrent.testing.brokers import apache_kafka
+from undercurrent.protocol.messages import (
+    AckOutcome,
+    Outcome,
+    PublisherStarted,
+    Released,
+    ReleaseReason,
+    StreamEnded,
+)
+from undercurrent.testing.brokers import QUICK, apache_kafka
 from undercurrent.testing.engine_bench import EngineBench
 from undercurrent.testing.fake_engine import generated_text
+from undercurrent.testing.storm_record import taken_back
 
 pytestmark = [pytest.mark.kafka, pytest.mark.faults, pytest.mark.timeout(300)]
 
 # A killed member's partitions are free after this; production leaves more time.
-QUICK = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
 
 
 @pytest.fixture
@@ -69,6 +73,7 @@ def test_a_killed_worker_leaves_one_final_for_each_request(bench):
     announced = [m for _, m in bench.messages(bench.plan.activations("residual")) if isinstance(m, PublisherStarted)]
     assert len({m.incarnation for m in announced}) == 2
     assert second.terminate() == 0, second.tail()
+    assert bench.audit(unjudged=bench.plan.points) == []
 
 
 def test_hundreds_of_finished_prompts_above_an_open_one_are_not_run_again(apache_broker, tmp_path):
@@ -165,7 +170,10 @@ def test_a_frozen_worker_that_thaws_completes_nothing_that_another_has_taken(apa
         one_final_each(bench, [*ids, *more])
         taken = {request_id for request_id, claims in bench.starts().items() if len(claims) == 2}
         assert taken >= hit
+        # What the first one still ended was no longer its own, and is in no commit.
+        assert not taken_back(bench)
         assert [w.terminate(60) for w in (first, second)] == [0, 0], bench.logs()
+        assert bench.audit(unjudged=bench.plan.points) == []
 
 
 def test_a_second_worker_takes_over_while_requests_run(bench):
@@ -207,19 +215,29 @@ def test_a_broker_that_pauses_costs_time_and_nothing_else(tmp_path):
         assert worker.terminate(60) == 0, worker.tail()
 
 
-def test_a_dead_publisher_ends_its_worker_and_the_next_one_completes_the_requests(bench):
-    config = bench.configure(engine={"kind": "fake", "args": {"step_s": 0.01}})
-    first = bench.start_worker(config)
-    first.wait_ready()
-    ids = bench.send(["long"] * 5, max_tokens=600)
+def test_a_dead_publisher_is_replaced_and_its_worker_goes_on(bench):
+    limits = {"stream_end_timeout_s": 1.0}
+    worker = bench.start_worker(bench.configure(engine={"kind": "fake", "args": {"step_s": 0.01}}, limits=limits))
+    worker.wait_ready()
+    ids = bench.send(["long"] * 5, max_tokens=300)
     four_in_flight(bench, ids)
-    (publisher,) = [p for p in psutil.Process(first.pid).children() if "engine_worker.publisher" in p.cmdline()]
-    os.kill(publisher.pid, signal.SIGKILL)
-    assert first.wait(30) == 1, first.tail()
-    second = bench.start_worker(config)
+    worker.publisher.kill()
     bench.wait_finals(ids, 120)
-    one_final_each(bench, ids)
-    assert second.terminate(60) == 0, second.tail()
+    told = 'undercurrent_publisher_renewals_total{kind="process"} 1.0'
+    bench.wait(lambda: told in worker.get("/metrics")[1], "the count of it")
+    # The rows of this one wait in the ring if need be.
+    (last,) = bench.send(["after"], max_tokens=8)
+    bench.wait_finals([last], 120)
+    one_final_each(bench, [*ids, last])
+    assert worker.terminate(60) == 0, worker.tail()
+    (attempts,) = [found for (request_id, _), found in bench.activations().items() if request_id == last]
+    incarnations = {
+        m.incarnation for _, m in bench.messages(bench.plan.activations("residual")) if isinstance(m, PublisherStarted)
+    }
+    assert len(incarnations) == 2
+    assert {message.incarnation for message in attempts} == {max(incarnations)}
+    assert [message.seq for message in attempts] == list(range(len(attempts)))
+    assert isinstance(attempts[-1], StreamEnded)
 
 
 def test_the_publisher_dies_with_its_worker(bench):

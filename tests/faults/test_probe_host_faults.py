@@ -19,7 +19,7 @@ from undercurrent.kafka.subscriber import GroupSubscriber
 from undercurrent.kafka.transactions import TransactionalWriter
 from undercurrent.protocol.host_position import HostMetadata
 from undercurrent.protocol.messages import BindingMode, VerdictKind
-from undercurrent.testing.brokers import apache_kafka
+from undercurrent.testing.brokers import QUICK, apache_kafka
 from undercurrent.testing.probe_bench import ProbeBench
 from undercurrent.testing.streams import StreamBuilder
 
@@ -27,7 +27,6 @@ pytestmark = [pytest.mark.kafka, pytest.mark.faults, pytest.mark.timeout(300)]
 
 LAYERS = (0, 1)
 # A killed member's partitions are free after this; production leaves more time.
-QUICK = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
 BINDINGS = [
     {"name": "guard", "point": "residual", "probe": "./guard", "mode": "abort"},
     {"name": "mean", "point": "residual", "probe": "./mean", "mode": "flag"},
@@ -197,7 +196,7 @@ def test_a_frozen_owner_that_thaws_writes_nothing_twice(apache_broker, tmp_path,
         finish(bench, traffic, config, frozen, other)
 
 
-@pytest.mark.parametrize("assignor", [Assignor.COOPERATIVE_STICKY, Assignor.CONSUMER])
+@pytest.mark.parametrize("assignor", [Assignor.COOPERATIVE_STICKY, Assignor.CONSUMER, Assignor.RANGE])
 def test_members_come_and_go_in_mid_stream(apache_broker, tmp_path, assignor):
     with make_bench(apache_broker, tmp_path, assignor) as bench:
         config = bench.configure(BINDINGS)
@@ -232,7 +231,8 @@ def test_partitions_wait_for_the_open_transaction_of_their_last_owner(apache_bro
             last_owner.begin()
             metadata = HostMetadata(emitted_up_to=len(values)).to_text()
             last_owner.send_offsets({(bench.topic, 0): (len(values), metadata)}, member.consumer_group_metadata())
-        bench.start_host(config)
+        # What is committed here names no set of probes.
+        bench.start_host(config, options=["--change"])
         beats = bench.wait(lambda: len(found := bench.heartbeats()) >= 3 and found, "a member that has asked")
         assert {beat.partitions for beat in beats} == {()}
         last_owner.commit()

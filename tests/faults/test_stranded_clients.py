@@ -13,23 +13,29 @@ from contextlib import contextmanager
 
 import pytest
 
+from probe_consumers.aftermath import Aftermath, Logs
 from tests.faults.forgetful_proxy import ForgetfulProxy, forgetful_kafka
-from undercurrent.errors import RetriableTransactionError, StrandedError, TransactionError, UnreachableError
+from undercurrent.errors import (
+    RetriableTransactionError,
+    StrandedError,
+    TransactionError,
+    UnreachableError,
+)
 from undercurrent.kafka.admin import TopicAdmin
 from undercurrent.kafka.bulk import BulkPublisher, Outgoing
-from undercurrent.kafka.client import Assignor, Isolation
+from undercurrent.kafka.client import Assignor, Isolation, group_consumer_config, make_consumer
 from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.publisher import Delivery, Publisher
 from undercurrent.kafka.reader import AssignedReader
 from undercurrent.kafka.records import Partition
 from undercurrent.kafka.subscriber import GroupSubscriber
-from undercurrent.kafka.transactions import TransactionalWriter
-from undercurrent.testing.brokers import BrokerUnavailableError
+from undercurrent.kafka.transactions import TransactionalWriter, until_decided
+from undercurrent.testing.brokers import QUICK
+from undercurrent.testing.pytest_plugin import or_skip
 from undercurrent.topics import HOUR_MS, Topic
 
 pytestmark = [pytest.mark.kafka, pytest.mark.faults, pytest.mark.timeout(180)]
 
-SESSION = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
 FREEZE_S = 8.0
 BACK_S = 30.0
 
@@ -86,7 +92,7 @@ class Scene:
     def __init__(self, proxy: ForgetfulProxy, topic: str) -> None:
         self.settings = proxy.settings()
         # Under the broker-side protocol the session is the broker's.
-        self.classic_settings = proxy.settings(**SESSION)
+        self.classic_settings = proxy.settings(**QUICK)
         TopicAdmin(self.settings).create([Topic(name=topic, partitions=4, retention_ms=HOUR_MS)])
         self.topic = topic
         self.read: dict[str, list[int]] = {}
@@ -236,17 +242,91 @@ def wait(condition: Callable[[], bool], what: Callable[[], object], timeout_s: f
         time.sleep(0.1)
 
 
-def test_every_kind_of_client_works_again(topic_prefix: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.fixture(scope="module")
+def proxy() -> Iterator[ForgetfulProxy]:
+    yield from or_skip(forgetful_kafka())
+
+
+def test_a_writer_that_is_not_told_of_its_group_gives_way_to_another(proxy: ForgetfulProxy, topic_prefix: str) -> None:
+    """As after a broker's death: by itself librdkafka would wait for the group's coordinator for good."""
+    settings, topic = proxy.settings(), topic_prefix
+    TopicAdmin(settings).create([Topic(name=topic, partitions=1, retention_ms=HOUR_MS)])
+
+    def write(value: bytes) -> None:
+        writer = TransactionalWriter(settings, f"{topic}.slot", call_timeout_s=2.0)
+        writer.init(60.0)
+        writer.begin()
+        writer.produce(topic, value, partition=0)
+        try:
+            # As somebody who is no member: the group's members look for its coordinator too.
+            writer.send_offsets({(topic, 0): (int(value), None)}, nobody.consumer_group_metadata())
+            writer.commit()
+        finally:
+            writer.close()
+
+    nobody = make_consumer(group_consumer_config(settings, f"{topic}.group"))
+    with proxy.without_groups(), pytest.raises(StrandedError, match="has not ended after 4 s"):
+        write(b"1")
+    assert proxy.refused
+    write(b"2")
+    assert OffsetLookup(settings).committed(f"{topic}.group", [(topic, 0)]) == {Partition(topic, 0): (2, None)}
+    with AssignedReader(settings, {(topic, 0): 0}, isolation=Isolation.READ_COMMITTED) as reader:
+        assert [record.value for record in reader.read_to_end(30.0)] == [b"2"]
+    nobody.close()
+
+
+def test_a_transaction_that_its_coordinator_forgot_is_ended_by_the_next_writer(
+    proxy: ForgetfulProxy, topic_prefix: str
+) -> None:
+    """As where a killed broker comes back and leaves logs out: they wait for an end that nobody tells them."""
+    settings, topic, group = proxy.settings(), topic_prefix, f"{topic_prefix}.group"
+    wanted = [Topic(name=name, partitions=2, retention_ms=HOUR_MS) for name in (topic, f"{topic}.beside")]
+    TopicAdmin(settings).create(wanted)
+    lookup, nobody = OffsetLookup(settings, timeout_s=2.0), make_consumer(group_consumer_config(settings, group))
+    verdicts = [(topic, 0), (topic, 1)]
+
+    def write(offset: int) -> None:
+        writer.begin()
+        for number in (0, 1):
+            writer.produce(topic, b"%d" % offset, partition=number)
+        until_decided(lambda: writer.send_offsets({(topic, 0): (offset, None)}, nobody.consumer_group_metadata()), 60.0)
+        until_decided(writer.commit, 60.0)
+
+    def stable() -> bool:
+        return lookup.end(verdicts) == lookup.end(verdicts, isolation=Isolation.READ_COMMITTED)
+
+    writer, aftermath = TransactionalWriter(settings, f"{topic}.slot"), Aftermath(due=True)
+    writer.init(60.0)
+    write(1)
+    # All logs have been told of it: one that comes late would end the next one too.
+    assert lookup.committed(group, [(topic, 0)]) == {Partition(topic, 0): (1, None)}
+    wait(stable, lambda: "open", 60.0)
+    with proxy.without_transactions():
+        write(2)  # the coordinator takes it for a question about the first one, and says that it is committed
+    writer.close(0.0)
+    # Nobody ends it, whatever time passes.
+    writer = TransactionalWriter(settings, f"{topic}.slot")
+    writer.init(60.0)
+    assert not stable()
+    with pytest.raises(UnreachableError, match="offsets of group"):
+        lookup.committed(group, [(topic, 0)])
+    logs = Logs(topic=topic, partitions=(0, 1), key=b"", value=b"", beside=(f"{topic}.beside", 0))
+    aftermath.settle(writer, logs, nobody.consumer_group_metadata(), lambda call: until_decided(call, 60.0))
+    wait(stable, lambda: "open", 60.0)
+    assert OffsetLookup(settings).committed(group, [(topic, 0)]) == {Partition(topic, 0): (1, None)}
+    write(3)
+    assert OffsetLookup(settings).committed(group, [(topic, 0)]) == {Partition(topic, 0): (3, None)}
+    with AssignedReader(settings, dict.fromkeys(verdicts, 0), isolation=Isolation.READ_COMMITTED) as reader:
+        assert sorted(record.value for record in reader.read_to_end(30.0)) == [b"1", b"1", b"3", b"3"]
+    writer.close()
+    nobody.close()
+
+
+def test_every_kind_of_client_works_again(
+    proxy: ForgetfulProxy, topic_prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING)
-    try:
-        with forgetful_kafka() as proxy:
-            _play(proxy, topic_prefix, caplog)
-    except BrokerUnavailableError as exc:
-        pytest.skip(str(exc))
-
-
-def _play(proxy: ForgetfulProxy, topic: str, caplog: pytest.LogCaptureFixture) -> None:
-    scene, clients = Scene(proxy, topic), Clients()
+    scene, clients = Scene(proxy, topic_prefix), Clients()
     clients.run("publisher", lambda: scene.publisher(FLOW, Publisher(scene.settings)))
     clients.run("control", lambda: scene.publisher(CONTROL, Publisher.control(scene.settings, message_timeout_s=2.0)))
     clients.run("bulk", scene.bulk)
@@ -257,7 +337,7 @@ def _play(proxy: ForgetfulProxy, topic: str, caplog: pytest.LogCaptureFixture) -
         clients.run(str(assignor), lambda assignor=assignor: scene.member(str(assignor), assignor))
         # A member of a classic group is stranded nine times in ten: that none of four is will not be seen.
         clients.run(f"{assignor}-2", lambda assignor=assignor: scene.member(f"{assignor}-2", assignor))
-    wait(lambda: clients.silent(1.0) == [], lambda: clients.silent(1.0), 30.0)
+    wait(lambda: clients.silent(1.5) == [], lambda: clients.silent(1.5), 90.0)
     proxy.freeze(FREEZE_S)
     thawed_at = worked_since = time.monotonic()
     # For a while: a client may work on for a moment before it learns of no broker.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.forgetful_proxy import forgetful_kafka
-from tests.faults.test_engine_worker_faults import QUICK, four_in_flight, one_final_each
+from tests.faults.test_engine_worker_faults import four_in_flight, one_final_each
 from tests.faults.test_probe_host_faults import finish, in_mid_stream, make_bench
 from undercurrent.kafka.client import Assignor
-from undercurrent.testing.brokers import BrokerUnavailableError
+from undercurrent.testing.brokers import QUICK, BrokerUnavailableError
 from undercurrent.testing.engine_bench import EngineBench
 
 pytestmark = [pytest.mark.kafka, pytest.mark.faults, pytest.mark.timeout(300)]

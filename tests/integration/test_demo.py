@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600), pytest.mark.alone]
 
 DEMO = [sys.executable, "-m", "undercurrent.cli", "demo"]
 

@@ -14,7 +14,7 @@ from undercurrent.cli.demo.view import PlainView
 from undercurrent.probes.folder import LinearArtefact, make_config, read_folder, write_folder
 from undercurrent.testing import demo_model as vault
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180), pytest.mark.alone]
 
 
 class FakeStage(Stage):

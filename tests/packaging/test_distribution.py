@@ -143,7 +143,11 @@ def test_the_package_says_its_version(installed: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_the_steady_step_is_built_in_machine_code_where_there_is_a_compiler(installed: Path) -> None:
-    code = "from undercurrent.capture import steady; print(steady.AVAILABLE)"
-    there = run(installed / "python", "-c", code, cwd=installed).strip()
-    assert there == str(shutil.which("cc") is not None)
+def test_machine_code_is_built_where_there_is_a_compiler(installed: Path) -> None:
+    code = (
+        "from undercurrent.capture import steady; from undercurrent.probes import scoring; "
+        "from undercurrent.codec import blocks; "
+        "print(steady.AVAILABLE, scoring.machine_code() is not None, blocks.read_block is not blocks.read_in_python)"
+    )
+    there = run(installed / "python", "-c", code, cwd=installed).split()
+    assert there == [str(shutil.which("cc") is not None)] * 3

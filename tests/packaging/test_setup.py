@@ -69,6 +69,10 @@ class Machine:
         for name in ("scripts", "requirements"):
             shutil.copytree(ROOT / name, self.checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", self.checkout)
+        for source in ROOT.glob("undercurrent/*/*.c"):
+            target = self.checkout / source.relative_to(ROOT)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target)
 
     def script(self, name: str, text: str) -> None:
         path = self.bin / name
@@ -116,8 +120,11 @@ def test_a_second_run_does_nothing(machine: Machine) -> None:
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize("name", ["requirements/cpu.lock", "requirements/torch-cpu.lock", "pyproject.toml"])
-def test_a_changed_lock_or_project_is_installed_into_the_same_environment(machine: Machine, name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["requirements/cpu.lock", "requirements/torch-cpu.lock", "pyproject.toml", "undercurrent/capture/_steady.c"],
+)
+def test_a_changed_lock_source_or_project_is_installed_into_the_same_environment(machine: Machine, name: str) -> None:
     machine.setup()
     with (machine.checkout / name).open("a") as file:
         file.write("# changed\n")

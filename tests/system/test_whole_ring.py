@@ -19,16 +19,16 @@ from undercurrent.protocol.messages import (
     VerdictKind,
 )
 from undercurrent.testing.app_process import AppProcess
-from undercurrent.testing.brokers import apache_kafka
+from undercurrent.testing.brokers import QUICK, apache_kafka
+from undercurrent.testing.canaries import CANARY_ENVIRONMENT, canary_section, command_lines, found_canaries
 from undercurrent.testing.engine_bench import EngineBench
 from undercurrent.testing.pytest_plugin import or_skip
 from undercurrent.testing.tiny_models import build_tiny_model
 
-pytestmark = [pytest.mark.kafka, pytest.mark.vllm, pytest.mark.faults, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.kafka, pytest.mark.vllm, pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.alone]
 
 WIDTH, LAYER, MAX_LEN = 64, 2, 16_384
 # A killed member's partitions are free after this; production leaves more time.
-QUICK = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
 START_S = 240
 
 
@@ -39,7 +39,11 @@ class Ring:
         self.bench = bench
         engine = {"kind": "vllm", "model": str(model), "check_plans": True,
                   "args": {"max_model_len": MAX_LEN, "max_num_seqs": 16, "dtype": "float32"}}  # fmt: skip
-        self.worker_config = bench.configure(engine=engine, guards={"probes": ["quiet", "loud"], "wait_s": 3.0})
+        self.worker_config = bench.configure(
+            engine=engine,
+            guards={"probes": ["quiet", "loud"], "wait_s": 3.0},
+            kafka=canary_section(bench.settings, folder),
+        )
         self.folder = folder
         self.hosts = []
         # One never acts, the other on every stream: what is stopped does not hang on what the model says.
@@ -54,7 +58,8 @@ class Ring:
 
     def start_worker(self):
         worker = self.bench.start_worker(
-            self.worker_config, {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+            self.worker_config,
+            {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "INFO", **CANARY_ENVIRONMENT},
         )
         worker.wait_ready(START_S)
         return worker
@@ -62,7 +67,7 @@ class Ring:
     def start_host(self, **modes):
         plan = self.bench.plan
         config = {
-            "kafka": {"bootstrap_servers": self.bench.settings.bootstrap_servers, **self.bench.settings.options},
+            "kafka": canary_section(self.bench.settings, self.folder),
             "topics": {
                 "prefix": plan.prefix,
                 "prompt_partitions": plan.prompt_partitions,
@@ -78,7 +83,7 @@ class Ring:
         }
         path = self.folder / "host.yaml"
         path.write_text(yaml.safe_dump(config))
-        host = AppProcess("probe_consumers", path, self.folder / f"host-{len(self.hosts)}.log")
+        host = AppProcess("probe_consumers", path, self.folder / f"host-{len(self.hosts)}.log", CANARY_ENVIRONMENT)
         self.hosts.append(host)
         return host
 
@@ -200,7 +205,13 @@ def test_worker_and_probe_host_killed_in_mid_generation(ring):
         if verdict.attempt == final.attempt:
             scored_to = np.frombuffer(verdict.score_positions, "<i4").max(initial=-1)
             assert scored_to < final.prompt_tokens + final.generated_tokens
+
+    family = [worker.pid, *(child.pid for child in psutil.Process(worker.pid).children(recursive=True))]
+    left = {"pages": worker.get("/metrics")[1], "command lines": command_lines(family)}
     assert worker.terminate(90) == 0, ring.logs()
+    logs = {path.name: path.read_text(errors="replace") for path in ring.folder.glob("*.log") if path.stat().st_size}
+    assert any("vllm" in log.lower() for log in logs.values()), "the engine's own log was to be looked into"
+    assert found_canaries({**left, **logs}) == []
 
 
 def test_an_abort_stops_real_generation_and_500_finished_prompts_stay_finished(patient_broker, model, tmp_path):

@@ -55,7 +55,7 @@ def test_the_check_refuses_what_the_specification_does_not_know(
 
 
 def test_the_parts_of_the_ring_are_there() -> None:
-    assert set(SERVICES) == {"kafka", "topics", "engine", "probes", "producer"}
+    assert set(SERVICES) == {"kafka", "registry", "topics", "engine", "probes", "producer"}
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -72,6 +72,7 @@ def test_whoever_uses_topics_starts_after_they_were_made() -> None:
     for name in ("engine", "probes"):
         assert SERVICES[name]["depends_on"]["topics"]["condition"] == "service_completed_successfully"
     assert set(SERVICES["producer"]["depends_on"]) == {"engine", "probes"}
+    assert SERVICES["topics"]["depends_on"]["registry"]["condition"] == "service_healthy"
 
 
 def test_the_producer_runs_only_when_asked_and_once() -> None:
@@ -120,7 +121,9 @@ def test_the_configuration_of_a_service_is_there(name: str) -> None:
 @pytest.fixture
 def deployed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The configuration files as the containers see them: address from the environment, mounts in place."""
-    monkeypatch.setenv("UNDERCURRENT_BOOTSTRAP_SERVERS", "kafka:9092")
+    for name in ("UNDERCURRENT_BOOTSTRAP_SERVERS", "UNDERCURRENT_SCHEMA_REGISTRY_URL"):
+        (value,) = {service["environment"][name] for service in OURS.values()}
+        monkeypatch.setenv(name, value)
     (source,) = {
         volume.split(":")[0] for service in OURS.values() for volume in service["volumes"] if "/opt/vault" in volume
     }
@@ -156,4 +159,6 @@ def test_there_are_not_more_probe_hosts_than_partitions(deployed: Path) -> None:
 def test_the_probe_hosts_configuration_loads(deployed: Path) -> None:
     config = read_config(deployed / "probes.yaml")
     assert config.kafka.bootstrap_servers == "kafka:9092"
+    assert config.kafka.registry is not None
+    assert config.kafka.registry.url == "http://registry:8080/apis/ccompat/v7"
     assert config.bounds

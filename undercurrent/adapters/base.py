@@ -26,6 +26,7 @@ class CaptureOrder:
         partition: partition of the request's streams, computed once by the worker.
         tenant: on whose behalf.
         slot: where the driver says how far the request has come (see `capture.lengths`), -1 where it does not.
+        rollouts: next offset of the rollouts topic: what lies below is in force for its streams.
     """
 
     request_id: str
@@ -34,6 +35,7 @@ class CaptureOrder:
     partition: int
     tenant: str | None = None
     slot: int = -1
+    rollouts: int = 0
 
     def as_order(self, *, engine_id: str = "", n: int = 1) -> Order:
         """Return it as the capture side reads it.
@@ -51,6 +53,7 @@ class CaptureOrder:
             n=n,
             engine_id=engine_id,
             slot=self.slot,
+            rollouts=self.rollouts,
         )
 
 

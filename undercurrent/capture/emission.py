@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from undercurrent.capture.frames import STEP_STAMP, FrameKind
 from undercurrent.capture.plan import Batch, Lane
-from undercurrent.capture.points import TapGroup
+from undercurrent.capture.points import CapturePoint, TapGroup
 from undercurrent.capture.sides import RingWriter
 
 _WAIT_S = 0.0005
@@ -66,7 +66,7 @@ class Emission:
             ring[data_at:end] = self._views[lane.point.group][lane.first * row_bytes : lane.end * row_bytes]
         else:
             target = self._ring_bytes[data_at:end].reshape(-1, row_bytes)
-            _gather(lane, self.buffers[lane.point.group], target)
+            write_rows(lane.point, self.buffers[lane.point.group], lane.rows, target)
         self._uncommitted.append(lane)
         return True
 
@@ -88,7 +88,8 @@ class Emission:
         STEP_STAMP.pack_into(lane.head, 0, *stamp)
         token_ids.take(lane.rows, out=lane.tokens, mode="clip")
         self._ring[at:data_at] = lane.head
-        _gather(lane, rows, self._ring_bytes[data_at : at + lane.frame_bytes].reshape(-1, lane.point.row_bytes))
+        target = self._ring_bytes[data_at : at + lane.frame_bytes].reshape(-1, lane.point.row_bytes)
+        write_rows(lane.point, rows, lane.rows, target)
         self._writer.commit()
         return True
 
@@ -131,11 +132,23 @@ class Emission:
         return -1
 
 
-def _gather(lane: Lane, buffer: npt.NDArray[np.uint8], target: npt.NDArray[np.uint8]) -> None:
-    encoder = lane.point.encoder
-    if encoder is None:
-        np.take(buffer, lane.rows, axis=0, out=target, mode="clip")
-    elif lane.first >= 0:
-        encoder.encode(buffer[lane.first : lane.end], target)
+def write_rows(
+    point: CapturePoint,
+    buffer: npt.NDArray[np.uint8],
+    rows: npt.NDArray[np.int64],
+    target: npt.NDArray[np.uint8],
+) -> None:
+    """Write what is published of some rows.
+
+    Args:
+        point: whose.
+        buffer: of its group, uint8 [most rows, row_bytes of the group].
+        rows: which, ascending [n].
+        target: where, uint8 [n, row_bytes].
+    """
+    if point.encoder is None:
+        np.take(buffer, rows, axis=0, out=target, mode="clip")
+    elif int(rows[-1]) - int(rows[0]) == len(rows) - 1:
+        point.encoder.encode(buffer[int(rows[0]) : int(rows[-1]) + 1], target)
     else:
-        encoder.encode(buffer.take(lane.rows, axis=0, mode="clip"), target)
+        point.encoder.encode(buffer.take(rows, axis=0, mode="clip"), target)

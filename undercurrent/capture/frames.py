@@ -34,12 +34,14 @@ from enum import IntEnum
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from undercurrent.capture.ring import ALIGNMENT, FRAME_HEAD_BYTES, Frame
 from undercurrent.errors import RingError
 
 STEP_HEAD = struct.Struct("<QQQIIII")
 STEP_STAMP = struct.Struct("<QQ")
+_STEP_PLAN = struct.Struct("<Q")
 
 
 class FrameKind(IntEnum):
@@ -82,6 +84,8 @@ class Open:
         slot: where its length stands (see `lengths`), -1 where nobody says.
         tail: index and offset of a position that counts from the end of the generation, empty for any other. Where the
             length is confirmed the rows that may be meant come at the end, in a frame of their own.
+        rollouts: next offset of the rollouts topic: what lies below is in force for this stream.
+        points: all points at which the request is captured, whichever rank writes them; empty where nobody says.
     """
 
     stream: int
@@ -107,6 +111,8 @@ class Open:
     row_shape: tuple[int, ...] = ()
     slot: int = -1
     tail: tuple[int, ...] = ()
+    rollouts: int = 0
+    points: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +162,8 @@ class Drop:
     """Rows that will never come, declared before the next step frame of their streams.
 
     Args:
-        reason: `ring_full` or `stale_tap` of rows that were given up, `cached` of positions that were never computed;
-            who reads the ring adds `unconfirmed`.
+        reason: `ring_full`, `stale_tap` or `overrun` of rows that were given up, `cached` of positions that were never
+            computed; who reads the ring adds `unconfirmed`.
         losses: one per stream.
         dropped_at_us: microseconds since the Unix epoch.
     """
@@ -270,7 +276,7 @@ _CONTROLS = {
         (Fault, FrameKind.ERROR),
     )
 }
-_TUPLES = {"layers", "row_shape", "tail"}
+_TUPLES = {"layers", "row_shape", "tail", "points"}
 _LOSS = tuple(item.name for item in fields(Loss))
 
 
@@ -319,7 +325,7 @@ def _from_json(cls: type[_Json], frame: Frame) -> _Json:
         raise RingError(f"not an {cls.__name__} frame ({names}): {exc}", offset=frame.offset) from exc
 
 
-def step_head(plan: int, streams: list[int], counts: list[int], row_bytes: int) -> tuple[bytearray, int, int]:
+def step_head(plan: int, streams: npt.ArrayLike, counts: npt.ArrayLike, row_bytes: int) -> tuple[bytearray, int, int]:
     """Return the prepared start of step frames of one plan, and where its positions and token ids begin.
 
     Args:
@@ -328,12 +334,24 @@ def step_head(plan: int, streams: list[int], counts: list[int], row_bytes: int) 
         counts: rows of each.
         row_bytes: bytes of one row.
     """
-    segments, rows = len(streams), sum(counts)
+    table = np.array((streams, counts), "<u4")
+    segments, rows = table.shape[1], int(table[1].sum())
     positions_at = STEP_HEAD.size + 8 * segments
     tokens_at = positions_at + 4 * rows
     # Data starts at a multiple of 64 bytes in memory: the payload itself starts 16 bytes after one.
     data_at = (FRAME_HEAD_BYTES + tokens_at + 4 * rows + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT - FRAME_HEAD_BYTES
     head = bytearray(data_at)
     STEP_HEAD.pack_into(head, 0, 0, 0, plan, rows, segments, row_bytes, data_at)
-    head[STEP_HEAD.size : positions_at] = np.array(streams + counts, dtype="<u4").tobytes()
+    head[STEP_HEAD.size : positions_at] = table.tobytes()
     return head, positions_at, tokens_at
+
+
+def set_plan(head: bytearray, plan: int) -> None:
+    """Give a prepared start another plan's number."""
+    _STEP_PLAN.pack_into(head, STEP_STAMP.size, plan)
+
+
+def set_stamp(head: bytearray, step: int, captured_at_us: int, plan: int) -> None:
+    """Give a prepared start the numbers of one step."""
+    STEP_STAMP.pack_into(head, 0, step, captured_at_us)
+    set_plan(head, plan)

@@ -30,7 +30,7 @@ import numpy as np
 
 from undercurrent.capture.frames import Close, Content, Drop, Loss, Open, Rewind, Step, decode
 from undercurrent.capture.lengths import Limits, Words
-from undercurrent.capture.parts import Positions, copy_of, part_of, positions_of
+from undercurrent.capture.parts import Positions, copy_of, joined, part_of, positions_of, rows_below
 from undercurrent.capture.selectors import Tail
 from undercurrent.capture.sides import RingReader
 
@@ -49,6 +49,7 @@ class _Stream:
         alone: somebody says how long it is, and it has one shard: the shards of a stream count its rewinds alike.
         blocks: its point waits rather than lose a row.
         waiting: contents of it that wait.
+        last_waiting: the latest of them.
         cut: rows that were past the end.
         lost: rows that were given up here.
         unlost: rows that the capture side declared lost, and that were past the end.
@@ -62,6 +63,7 @@ class _Stream:
     alone: bool
     blocks: bool
     waiting: int = 0
+    last_waiting: _Waiting | None = None
     cut: int = 0
     lost: int = 0
     unlost: int = 0
@@ -165,7 +167,7 @@ class Holding:
         queue, self._queue = self._queue, []
         self.full, self.held_bytes = False, 0
         for stream in self._held.values():
-            stream.waiting = 0
+            stream.waiting, stream.last_waiting = 0, None
         self._held.clear()
         return queue
 
@@ -290,22 +292,29 @@ class Holding:
             yield stream, loss
 
     def _lose(self, stream: _Stream, loss: Loss, reason: str) -> Iterator[Drop]:
-        """Yield a loss, or what of it lies before the end, or keep it until that is known."""
+        """Yield a loss, or what of it is wanted and lies before the end, or keep it until that is known."""
         limit, rows = int(self._known.limits[stream.at]), loss.rows
-        if loss.last_pos >= limit and not self._known.gone[stream.at]:
+        # Of the rows that a position from the end may mean, all of them before that end, one is wanted.
+        if (stream.tail is not None or loss.last_pos >= limit) and not self._known.gone[stream.at]:
             if not self._known.final[stream.at]:
                 self._wait(_Waiting(loss, (stream,), reason=reason))
                 return
-            if loss.first_pos >= limit:
-                rows = 0
-            elif rows == loss.last_pos - loss.first_pos + 1:
-                rows = limit - loss.first_pos
-            loss = replace(loss, last_pos=limit - 1)
-        self.past_end += loss.rows - rows
+            if stream.tail is not None:
+                rows, loss = self._named_of(stream, loss)
+            else:
+                rows = rows_below(loss, limit)
+                self.past_end += loss.rows - rows
+                loss = replace(loss, last_pos=limit - 1)
         self._never_was(stream, loss.rows - rows, reason)
         stream.lost += rows if reason == UNCONFIRMED else 0
         if rows:
             yield Drop(reason=reason, losses=(replace(loss, rows=rows),))
+
+    def _named_of(self, stream: _Stream, loss: Loss) -> tuple[int, Loss]:
+        """Return how many rows of a loss a stream's position names, and that loss."""
+        named = self._named(stream)
+        is_lost = loss.first_pos <= named <= loss.last_pos and self._lasts[stream.at] != named
+        return (1, replace(loss, messages=1, first_pos=named, last_pos=named)) if is_lost else (0, loss)
 
     @staticmethod
     def _never_was(stream: _Stream, rows: int, reason: str) -> None:
@@ -335,7 +344,7 @@ class Holding:
     def _missing(self, stream: _Stream, closed: Close) -> Iterator[Drop]:
         """Declare that the row of a position that counts from the end never came, or that nobody knows which it was."""
         named, gone = self._named(stream), bool(self._known.gone[stream.at])
-        came = self._lasts[stream.at] >= 0 or closed.dropped or stream.lost
+        came = self._lasts[stream.at] >= 0 or closed.dropped > stream.unlost or stream.lost
         if stream.tail is None or closed.reason != "finished" or came:
             return
         if named >= stream.cached_prefix or (gone and closed.emitted):
@@ -354,8 +363,12 @@ class Holding:
                 stream.cut += int((~valid).sum())
                 if valid.any():
                     self._wait_rows(part_of(content, valid), owners[valid])
-            elif isinstance(content, Loss) and stream in waiting.streams and content.first_pos >= rewind.first_pos:
-                self._never_was(stream, content.rows, waiting.reason)
+            elif isinstance(content, Loss) and stream in waiting.streams and content.last_pos >= rewind.first_pos:
+                rows = rows_below(content, rewind.first_pos)
+                self._never_was(stream, content.rows - rows, waiting.reason)
+                if rows:
+                    valid_loss = replace(content, rows=rows, last_pos=rewind.first_pos - 1)
+                    self._wait(_Waiting(valid_loss, (stream,), reason=waiting.reason))
             else:
                 self._wait(waiting)
         self.full = full
@@ -373,7 +386,15 @@ class Holding:
     def _wait(self, waiting: _Waiting) -> None:
         if isinstance(waiting.content, Step):
             self.held_bytes += len(waiting.content.payload)
+        elif isinstance(waiting.content, Loss):
+            before = waiting.streams[0].last_waiting
+            if before is not None and isinstance(before.content, Loss) and before.reason == waiting.reason:
+                both = joined(before.content, waiting.content)
+                if both is not None:
+                    before.content = both
+                    return
         self._queue.append(waiting)
         for stream in waiting.streams:
             stream.waiting += 1
+            stream.last_waiting = waiting
             self._held[stream.at] = stream

@@ -7,15 +7,31 @@ rows of that, which is declared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
 
 from undercurrent.capture.frames import Rewind, encode
 from undercurrent.capture.losses import Losses
-from undercurrent.capture.plan import Batch, Request
+from undercurrent.capture.plan import Batch, Jumped
 from undercurrent.capture.sides import RingWriter
+from undercurrent.capture.table import DONE, Request, Table
 
 CACHED = "cached"
 """Why rows are lost whose positions came from the prefix cache though the stream did not open behind them."""
+
+
+def jumps(batch: Batch, table: Table, places: npt.NDArray[np.int64]) -> bool:
+    """Whether a request does not go on at the position it was at.
+
+    Args:
+        batch: of the step.
+        table: the requests with an order, all that they computed so far counted.
+        places: of the batch's requests in it.
+    """
+    elsewhere = table.requests[places, DONE] != batch.computed[: len(places)]
+    return bool((elsewhere & (places >= 0)).any())
 
 
 class Jumps:
@@ -32,31 +48,45 @@ class Jumps:
         self._losses = losses
         self._clock_us = clock_us
 
-    def follow(self, batch: Batch, requests: Mapping[str, Request]) -> None:
+    def follow(self, batch: Batch, table: Table) -> Jumped:
         """Say what becomes of the positions that requests jump over.
 
         Args:
             batch: of the step.
-            requests: those with an order, by engine id; all that they computed so far is noted.
+            table: the requests with an order, all that they computed so far counted.
+
+        Returns:
+            What to remember of the step, request by request, where one jumped: the position of its first row, and the
+            input token ids of its real rows. Nothing where none did: the step may be written down as it is.
         """
-        computed = batch.computed[: len(batch.engine_ids)].tolist()
-        for slot, engine_id in enumerate(batch.engine_ids):
-            request = requests.get(engine_id)
-            if request is None or computed[slot] == request.done:
-                continue
-            if computed[slot] > request.done:
-                self._pass_over(request, computed[slot])
-                continue
-            row = int(batch.starts[slot])
+        places = table.places_of(batch.engine_ids)
+        if not jumps(batch, table, places):
+            return ()
+        table.sort_log()
+        computed, out = batch.computed, []
+        for slot in np.flatnonzero(places >= 0).tolist():
+            request, start, row = table.at(int(places[slot])), int(computed[slot]), int(batch.starts[slot])
             end = int(batch.starts[slot + 1]) if batch.kept is None else row + int(batch.kept[slot])
-            position = request.differs_at(computed[slot], batch.token_ids[row:end])
-            if position >= 0:
-                self._rewind(request, position)
+            token_ids = batch.token_ids[row:end]
+            if start > request.done:
+                self._pass_over(request, start)
+            elif start < request.done:
+                position = request.differs_at(start, token_ids)
+                if position >= 0:
+                    self._rewind(request, position)
+            out.append((request, start, token_ids.tobytes()))
+        return out
 
     def _pass_over(self, request: Request, start: int) -> None:
+        passed = np.array(request.prompt_ids[request.done : start], np.int32)
         for stream in request.streams:
             if stream.ended_at < 0:
-                missing = stream.point.select(request.done, start, request.prompt_len)
+                stop = stream.point.stop
+                if stop is not None:
+                    # A stop token among them ends the stream though it is never computed.
+                    stream.ended_at = stop.first(request.done, passed, request.prompt_len)
+                end = start if stream.ended_at < 0 else stream.ended_at + 1
+                missing = stream.point.select(request.done, end, request.prompt_len)
                 self._losses.add_positions(stream, missing, CACHED)
         request.done = start
 

@@ -18,6 +18,7 @@ was given to another request sees that, and nothing of it can pass for the other
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -60,20 +61,37 @@ def length_in(words: memoryview, slot: int) -> tuple[int, bool]:
     return (length, word >= FINAL) if 0 <= length < 1 << LENGTH_BITS else (0, False)
 
 
+def share_of(index: int, count: int, size: int) -> range:
+    """Return the entries of a table that are one writer's, of several that share it.
+
+    Args:
+        index: of the writer.
+        count: of all of them.
+        size: entries of the table.
+    """
+    return range(index * size // count, (index + 1) * size // count)
+
+
 class LengthTable:
     """The writing side; one thread of one process.
 
     Args:
         words: `Ring.lengths`.
+        copies: those of further rings, written alike: a request may run in any of their engines.
+        share: entries that are this writer's; all of them by default.
+        first_round: of its slots.
     """
 
-    def __init__(self, words: memoryview) -> None:
-        self._words = words
+    def __init__(
+        self, words: memoryview, copies: Sequence[memoryview] = (), share: range | None = None, first_round: int = 1
+    ) -> None:
+        self._tables = (words, *copies)
         self._size = len(words)
-        self._used = bytearray(self._size)
+        self._share = range(self._size) if share is None else share
+        self._used = bytearray(self._share.stop)
         # Not 0: a word that was never written belongs to no slot.
-        self._round = 1
-        self._next = 0
+        self._round = first_round
+        self._next = self._share.start
 
     @property
     def used(self) -> int:
@@ -89,13 +107,13 @@ class LengthTable:
         Raises:
             CaptureError: so many entries are not free side by side.
         """
-        first, looked = self._next, 0
-        while looked <= self._size:
-            if first + children > self._size:
-                looked += self._size - first
-                first = 0
+        first, looked, share = self._next, 0, self._share
+        while looked <= len(share):
+            if first + children > share.stop:
+                looked += share.stop - first
+                first = share.start
                 self._round += 1
-                if children > self._size:
+                if children > len(share):
                     break
                 continue
             last = self._used.rfind(_USED, first, first + children)
@@ -108,7 +126,7 @@ class LengthTable:
                 return slot
             looked += last + 1 - first
             first = last + 1
-        raise CaptureError(f"no {children} of {self._size} request slots are free; {self.used} are taken")
+        raise CaptureError(f"no {children} of {len(share)} request slots are free; {self.used} are taken")
 
     def tell(self, slot: int, index: int, length: int, *, final: bool = False) -> None:
         """Say how long a child is by now.
@@ -121,8 +139,10 @@ class LengthTable:
         """
         if slot >= 0:
             entry, beside = place(slot + index, self._size)
+            word = beside | length | (FINAL if final else 0)
             # One store of an aligned word: a reader sees it whole.
-            self._words[entry] = beside | length | (FINAL if final else 0)
+            for table in self._tables:
+                table[entry] = word
 
     def free(self, slot: int, children: int) -> None:
         """Give a slot back; the words stay until it is taken again, the longest unused first.

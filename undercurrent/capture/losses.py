@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from undercurrent.capture.frames import Drop, Loss, encode
-from undercurrent.capture.plan import Lane, Stream
+from undercurrent.capture.plan import Lane
 from undercurrent.capture.sides import RingWriter
+from undercurrent.capture.table import Stream
 
 # So many fit the smallest ring.
 _LOSSES_PER_FRAME = 16
@@ -18,16 +19,15 @@ class Losses:
     Args:
         writer: where drop frames go.
         clock_us: now, microseconds since the Unix epoch.
+
+    Attributes:
+        waiting: what is still to be declared, by reason and stream.
     """
 
     def __init__(self, writer: RingWriter, clock_us: Callable[[], int]) -> None:
         self._writer = writer
         self._clock_us = clock_us
-        self._by_reason: dict[str, dict[int, Loss]] = {}
-
-    def __bool__(self) -> bool:
-        """Whether anything is still to be declared."""
-        return bool(self._by_reason)
+        self.waiting: dict[str, dict[int, Loss]] = {}
 
     def add(self, lane: Lane, reason: str) -> None:
         """Give up the rows of a lane.
@@ -37,7 +37,7 @@ class Losses:
             reason: as in `Drop`.
         """
         first = 0
-        for stream, count in zip(lane.streams, lane.counts, strict=True):
+        for stream, count in zip(lane.streams, lane.counts.tolist(), strict=True):
             low, high = int(lane.positions[first]), int(lane.positions[first + count - 1])
             first += count
             self._note(stream, count, low, high, reason)
@@ -56,7 +56,7 @@ class Losses:
             self._writer.count_dropped(len(positions))
 
     def _note(self, stream: Stream, rows: int, low: int, high: int, reason: str) -> None:
-        losses = self._by_reason.setdefault(reason, {})
+        losses = self.waiting.setdefault(reason, {})
         before = losses.get(stream.number)
         stream.dropped += rows
         losses[stream.number] = Loss(
@@ -73,7 +73,7 @@ class Losses:
         Args:
             wait: where there is no room they wait in memory; else they stay undeclared and grow.
         """
-        for reason, losses in list(self._by_reason.items()):
+        for reason, losses in list(self.waiting.items()):
             streams = list(losses)
             for first in range(0, len(streams), _LOSSES_PER_FRAME):
                 part = streams[first : first + _LOSSES_PER_FRAME]
@@ -85,5 +85,5 @@ class Losses:
                     return False
                 for stream in part:
                     del losses[stream]
-            del self._by_reason[reason]
+            del self.waiting[reason]
         return True

@@ -1,93 +1,152 @@
 """Builds plans: which rows of a step's batch go to which streams, for as many steps as the answer holds.
 
-Pure: requests, positions and counts in, arrays out. `tracker` decides when a plan still holds.
+Pure: requests, positions and counts in, arrays out; nothing is asked request by request. `tracker` decides when a plan
+still holds.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from undercurrent.capture.frames import step_head
-from undercurrent.capture.plan import Batch, Lane, Plan, Request, Stream, TailLane
-from undercurrent.capture.points import CapturePoint
-from undercurrent.capture.selectors import Watch
+from undercurrent.capture.plan import Batch, Lane, Plan, TailLane, Watch
+from undercurrent.capture.selectors import Tail
+from undercurrent.capture.table import (
+    BASE,
+    DONE,
+    ENDED,
+    NUMBER,
+    START,
+    STEP,
+    STOP,
+    WATCH_FROM,
+    WATCH_TO,
+    Column,
+    Stream,
+    Table,
+)
 from undercurrent.errors import CaptureError
 
 IntArray = npt.NDArray[np.integer]
+Words = npt.NDArray[np.int64]
 
 LOOKAHEAD = 64
 """Steps that a selector is asked about beforehand: a steady plan is rebuilt at least that often."""
 
 
-class _Gather:
-    """Collects the rows of one point."""
+@dataclass(slots=True)
+class _Step:
+    """The captured requests of a step, and what its points want of them.
 
-    def __init__(self, point: CapturePoint) -> None:
-        self.point = point
-        self.streams: list[Stream] = []
-        self.spans: list[range] = []  # positions
-        self.shifts: list[int] = []  # from a row to its position
+    Args:
+        batch: of the step.
+        slots: of the requests [m].
+        places: theirs in the table [m].
+        start: position of each one's first row [m].
+        low: first position of each that is new [m].
+        end: position after its last real row [m].
+        shift: from a row to its position [m].
+        valid_for: steps that the answers hold.
+    """
 
-    def add(self, stream: Stream, span: range, shift: int) -> None:
-        """Take one stream's positions, `shift` above their rows."""
-        self.streams.append(stream)
-        self.spans.append(span)
-        self.shifts.append(shift)
+    batch: Batch
+    slots: Words
+    places: Words
+    start: Words
+    low: Words
+    end: Words
+    shift: Words
+    valid_for: int
 
-    def lanes(self, number: int, max_rows: int) -> list[Lane]:
-        """Return frames of at most `max_rows` rows each; a stream's rows may be split over two of them."""
-        if not self.streams:
-            return []
-        counts = [len(span) for span in self.spans]
-        if max(counts) == 1:
-            positions = np.array([span.start for span in self.spans])
-        else:
-            positions = np.concatenate([np.arange(span.start, span.stop, span.step) for span in self.spans])
-        rows = positions - np.repeat(self.shifts, counts)
-        if len(rows) <= max_rows:
-            return [make_lane(number, self.point, self.streams, counts, positions, rows)]
-        owners = np.repeat(np.arange(len(counts)), counts)
-        out: list[Lane] = []
-        for first in range(0, len(rows), max_rows):
-            part = slice(first, first + max_rows)
-            present, part_counts = np.unique(owners[part], return_counts=True)
-            streams = [self.streams[owner] for owner in present]
-            lane = make_lane(number + len(out), self.point, streams, part_counts.tolist(), positions[part], rows[part])
-            out.append(lane)
-        return out
+    def wanted(self, column: Column) -> tuple[Words, Words, Words, list[tuple[Stream, int]], Watch | None]:
+        """Return what a point wants.
+
+        Returns:
+            First wanted position, stride and number of positions of each request [m]; the streams that a stop token
+            ends, and where; what to look for in later steps.
+        """
+        cells, tail = column.cells[self.places], column.point.tail
+        begin, stop, stride = cells[:, START], cells[:, STOP], cells[:, STEP]
+        live = (cells[:, NUMBER] > 0) & (cells[:, ENDED] < 0)
+        first = begin + np.maximum(0, -((begin - self.low) // stride)) * stride
+        if self.valid_for > 1:
+            self._hold(cells, first, live, tail)
+        if tail is not None:
+            first = np.maximum(first, self.end - tail.depth)
+        high = np.minimum(self.end, stop)
+        ends: list[tuple[Stream, int]] = []
+        watch = None
+        if column.point.stop is not None:
+            hit = self._hits(cells, live, column.point.stop.token)
+            high = np.where(hit >= 0, np.minimum(high, hit + 1), high)
+            ends = [(column.streams[int(self.places[n])], int(hit[n])) for n in np.flatnonzero(hit >= 0)]
+            watch = self._watch(column, cells, live & (hit < 0))
+        counts = np.where(live, np.maximum(0, -((first - high) // stride)), 0)
+        return first, stride, counts, ends, watch
+
+    def _hold(self, cells: Words, first: Words, live: npt.NDArray[np.bool_], tail: Tail | None) -> None:
+        """Lower the number of steps of one token each for which a point's answers hold."""
+        low, stop = self.low, cells[:, STOP]
+        last = LOOKAHEAD if tail is not None else np.where(cells[:, STEP] == 1, stop - low, 1)
+        holds = np.where(first >= stop, LOOKAHEAD, np.where(first != low, first - low, last))
+        for edge in (cells[:, WATCH_FROM], cells[:, WATCH_TO]):
+            holds = np.where(edge > low, np.minimum(holds, edge - low), holds)
+        if live.any():
+            self.valid_for = min(self.valid_for, int(holds[live].min()))
+
+    def _hits(self, cells: Words, live: npt.NDArray[np.bool_], token: int) -> Words:
+        """Return the first position of each request at which a token ends its stream, -1 for none [m]."""
+        hit = np.full(len(self.slots), -1, np.int64)
+        rows = np.flatnonzero(self.batch.token_ids[: self.batch.rows] == token)
+        if not len(rows):
+            return hit
+        count = len(self.batch.engine_ids)
+        index = np.full(count, -1, np.int64)
+        index[self.slots] = np.arange(len(self.slots))
+        at = index[np.searchsorted(self.batch.starts[: count + 1], rows, side="right") - 1]
+        rows, at = rows[at >= 0], at[at >= 0]
+        position = rows + self.shift[at]
+        low = np.maximum(self.low, cells[:, WATCH_FROM])[at]
+        high = np.minimum(self.end, cells[:, WATCH_TO])[at]
+        meant = live[at] & (position >= low) & (position < high)
+        # Written backwards, so that the first of several stays.
+        hit[at[meant][::-1]] = position[meant][::-1]
+        return hit
+
+    def _watch(self, column: Column, cells: Words, live: npt.NDArray[np.bool_]) -> Watch | None:
+        assert column.point.stop is not None  # noqa: S101 - the caller's choice
+        applies = live & (self.low >= cells[:, WATCH_FROM]) & (self.low < cells[:, WATCH_TO])
+        if not applies.any():
+            return None
+        rows = (self.low - self.shift)[applies]
+        return Watch(column, self.places[applies], rows, column.point.stop.token)
 
 
-def make_lane(
-    number: int,
-    point: CapturePoint,
-    streams: Sequence[Stream],
-    counts: Sequence[int],
-    positions: npt.NDArray[np.int64],
-    rows: npt.NDArray[np.int64],
-) -> Lane:
+def make_lane(number: int, column: Column, places: Words, counts: Words, positions: Words, rows: Words) -> Lane:
     """Return the frame of some rows of one point.
 
     Args:
         number: of the lane.
-        point: whose rows.
-        streams: in row order.
-        counts: rows of each.
+        column: the point's.
+        places: of the streams, in row order [m].
+        counts: rows of each [m].
         positions: of the rows [n].
         rows: where they lie [n].
     """
-    head, positions_at, tokens_at = step_head(number, [s.number for s in streams], list(counts), point.row_bytes)
+    head, positions_at, tokens_at = step_head(number, column.cells[places, NUMBER], counts, column.point.row_bytes)
     count, first = len(rows), int(rows[0])
     contiguous = int(rows[-1]) - first == count - 1
     lane = Lane(
         number=number,
-        last=tuple(positions[np.cumsum(counts) - 1].tolist()),
-        point=point,
-        streams=tuple(streams),
-        counts=tuple(counts),
+        last=positions if count == len(counts) else positions[np.cumsum(counts) - 1],
+        column=column,
+        places=places,
+        counts=counts,
         rows=rows,
         head=head,
         positions=np.frombuffer(head, np.int32, count, positions_at),
@@ -99,160 +158,98 @@ def make_lane(
     return lane
 
 
-class _TailGather:
-    """Collects the rows of one point that a step keeps."""
-
-    def __init__(self, point: CapturePoint) -> None:
-        self._point = point
-        self._spans: list[range] = []
-        self._shifts: list[int] = []
-        self._bases: list[int] = []
-
-    def add(self, stream: Stream, span: range, shift: int) -> None:
-        """Take one stream's positions, `shift` above their rows."""
-        self._spans.append(span)
-        self._shifts.append(shift)
-        self._bases.append(stream.tail_base)
-
-    def lanes(self) -> list[TailLane]:
-        """Return what to keep."""
-        if not self._spans:
-            return []
-        counts = [len(span) for span in self._spans]
-        positions = np.concatenate([np.arange(span.start, span.stop) for span in self._spans])
-        rows = positions - np.repeat(self._shifts, counts)
-        return [TailLane(self._point, rows, positions, np.repeat(self._bases, counts))]
+def _lanes(column: Column, places: Words, counts: Words, positions: Words, rows: Words, max_rows: int) -> list[Lane]:
+    """Return frames of at most `max_rows` rows each; a stream's rows may be split over two of them."""
+    if len(rows) <= max_rows:
+        return [make_lane(0, column, places, counts, positions, rows)]
+    owners = np.repeat(np.arange(len(counts)), counts)
+    out: list[Lane] = []
+    for first in range(0, len(rows), max_rows):
+        part = slice(first, first + max_rows)
+        present, part_counts = np.unique(owners[part], return_counts=True)
+        out.append(make_lane(0, column, places[present], part_counts, positions[part], rows[part]))
+        out[-1].only = False
+    return out
 
 
-class _Builder:
-    """Asks the points of one step which of its rows they want.
+def _spread(first: Words, stride: Words, counts: Words) -> Words:
+    """Return `counts` positions of each, from `first` on, `stride` apart."""
+    if len(counts) == counts.sum():
+        return first
+    within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(first, counts) + within * np.repeat(stride, counts)
+
+
+def build_plan(batch: Batch, table: Table, max_rows: Mapping[str, int]) -> Plan:
+    """Return the plan of one step, and of those after it as long as it holds; its lanes have no numbers yet.
 
     Args:
-        points: all configured ones.
-        token_ids: input token id of each row.
-        steady: every request has one row.
-    """
-
-    def __init__(self, points: Sequence[CapturePoint], token_ids: npt.NDArray[np.int32], *, steady: bool) -> None:
-        self.gathers = {point.name: _Gather(point) for point in points}
-        self.tails = {point.name: _TailGather(point) for point in points if point.tail is not None}
-        self.ends: list[tuple[Stream, int]] = []
-        self.watched: list[tuple[Stream, int, int]] = []
-        self.valid_for = LOOKAHEAD if steady else 1
-        self._token_ids = token_ids
-
-    def add(self, request: Request, start: int, row: int, count: int) -> None:
-        """Take a request's rows.
-
-        Args:
-            request: whose.
-            start: position of its first row.
-            row: its first row.
-            count: its rows that are real.
-        """
-        low = max(start, request.done)
-        if low > start:
-            self.valid_for = 1
-        for stream in request.streams:
-            if stream.ended_at >= 0:
-                continue
-            if stream.point.tail is None and stream.point.stop is None:
-                self._take(stream, low, start + count, start - row)
-            else:
-                self._ask(request, stream, range(low, start + count), start - row)
-
-    def _take(self, stream: Stream, low: int, high: int, shift: int) -> None:
-        """Take the positions from `low` to `high` that a point wants of which nothing but positions decides."""
-        whole = stream.whole
-        first, step = whole.start, whole.step
-        if low > first:
-            first += -(-(low - first) // step) * step
-        if self.valid_for > 1:
-            if first >= whole.stop:
-                holds = LOOKAHEAD
-            elif first != low:
-                holds = first - low
-            else:
-                holds = whole.stop - low if step == 1 else 1
-            if holds < self.valid_for:
-                self.valid_for = holds
-        if first < high and first < whole.stop:
-            wanted = range(first, min(high, whole.stop), step)
-            self.gathers[stream.point.name].add(stream, wanted, shift)
-
-    def _ask(self, request: Request, stream: Stream, span: range, shift: int) -> None:
-        point, prompt_len = stream.point, request.prompt_len
-        wanted = (point.select if point.tail is None else point.tail.kept)(span.start, span.stop, prompt_len)
-        if self.valid_for > 1:
-            self.valid_for = min(self.valid_for, _holds_for(point, span.start, prompt_len))
-        if point.stop is not None and span:
-            row = span.start - shift
-            hit = point.stop.first(span.start, self._token_ids[row : row + len(span)], prompt_len)
-            if hit >= 0:
-                self.ends.append((stream, hit))
-                wanted = range(wanted.start, max(wanted.start, min(wanted.stop, hit + 1)), wanted.step)
-            elif point.stop.applies(span.start, prompt_len):
-                self.watched.append((stream, row, point.stop.token))
-        if wanted:
-            (self.gathers if point.tail is None else self.tails)[point.name].add(stream, wanted, shift)
-
-
-def build_plan(
-    number: int,
-    batch: Batch,
-    requests: Mapping[str, Request],
-    points: Sequence[CapturePoint],
-    max_rows: Mapping[str, int],
-) -> Plan:
-    """Return the plan of one step, and of those after it as long as it holds.
-
-    Args:
-        number: of its first lane; the others follow.
         batch: of the step.
-        requests: those with an order, by engine id.
-        points: all configured points.
+        table: the requests, and the columns of all points.
         max_rows: per point, rows that one frame may have.
 
     Raises:
         CaptureError: the batch's arrays do not fit together.
     """
-    slots = len(batch.engine_ids)
-    computed, starts = batch.computed[:slots], batch.starts[: slots + 1]
+    count = len(batch.engine_ids)
+    computed, starts = batch.computed[:count], batch.starts[: count + 1].astype(np.int64)
     kept = _checked(batch, starts)
-    builder = _Builder(points, batch.token_ids, steady=kept is None and int(starts[-1] - starts[0]) == slots)
-    present: list[tuple[Request, int, int]] = []
-    base: list[int] = []
-    first_rows, counts = starts.tolist(), (np.diff(starts) if kept is None else kept).tolist()
-    for engine_id, start, row, count in zip(batch.engine_ids, computed.tolist(), first_rows, counts, strict=False):
-        request = requests.get(engine_id)
-        if request is None:
-            continue
-        present.append((request, row, count))
-        base.append(start)
-        builder.add(request, start, row, count)
+    counts = np.diff(starts) if kept is None else kept.astype(np.int64)
+    all_places = table.places_of(batch.engine_ids)
+    step = _step_of(batch, table, all_places, starts, counts, steady=kept is None and batch.rows == count)
     lanes: list[Lane] = []
-    for gather in builder.gathers.values():
-        lanes += gather.lanes(number + len(lanes), max_rows[gather.point.name])
+    tails: list[TailLane] = []
+    ends: list[tuple[Stream, int]] = []
+    watches: list[Watch] = []
+    for column in table.columns.values():
+        if not column.streams:
+            continue
+        first, stride, wanted, ended, watch = step.wanted(column)
+        ends += ended
+        watches += [] if watch is None else [watch]
+        some = np.flatnonzero(wanted)
+        if not len(some):
+            continue
+        wanted, places = wanted[some], step.places[some]
+        positions = _spread(first[some], stride[some], wanted)
+        rows = positions - np.repeat(step.shift[some], wanted)
+        if column.point.tail is not None:
+            bases = np.repeat(column.cells[places, BASE], wanted)
+            tails.append(TailLane(column.point, rows, positions, bases))
+        else:
+            lanes += _lanes(column, places, wanted, positions, rows, max_rows[column.point.name])
     return Plan(
+        table=table,
         engine_ids=list(batch.engine_ids),
-        rows=int(starts[-1]),
-        starts=starts.tobytes(),
+        rows=batch.rows,
+        starts=batch.starts_bytes[: 4 * (count + 1)].tobytes(),
         expected=_as_number(computed),
-        one_each=_as_number(np.ones(slots, np.int32)),
+        one_each=_as_number(np.ones(count, np.int32)),
         lanes=tuple(lanes),
-        tails=tuple(lane for tail in builder.tails.values() for lane in tail.lanes()),
-        ends=tuple(builder.ends),
-        watch=Watch.of(builder.watched),
-        requests=tuple(present),
-        base=tuple(base),
-        valid_for=builder.valid_for,
+        tails=tuple(tails),
+        ends=tuple(ends),
+        watches=tuple(watches),
+        places=step.places,
+        ends_at=step.end,
+        noted=np.concatenate(([count], all_places, counts)).astype(np.int32).tobytes(),
+        real=None if kept is None else _spread(starts[:-1], np.ones_like(counts), counts),
+        valid_for=step.valid_for,
     )
 
 
-def _checked(batch: Batch, starts: IntArray) -> IntArray | None:
+def _step_of(batch: Batch, table: Table, all_places: Words, starts: Words, counts: Words, *, steady: bool) -> _Step:
+    slots = np.flatnonzero(all_places >= 0)
+    places, start = all_places[slots], batch.computed[slots].astype(np.int64)
+    end = start + counts[slots]
+    low = np.maximum(start, table.requests[places, DONE])
+    steady = steady and bool((low == start).all())
+    return _Step(batch, slots, places, start, low, end, start - starts[slots], LOOKAHEAD if steady else 1)
+
+
+def _checked(batch: Batch, starts: Words) -> IntArray | None:
     """Return how many rows of each slot are real, None where all are."""
     count = len(batch.engine_ids)
-    if starts[0] != 0 or starts[count] != batch.rows:
+    if starts[0] != 0 or starts[count] != batch.rows or (starts[1:] < starts[:-1]).any():
         raise CaptureError(f"a batch of {count} requests does not cover the {batch.rows} rows of its step")
     kept = None if batch.kept is None else batch.kept[:count]
     if kept is not None and ((kept < 0) | (kept > np.diff(starts))).any():
@@ -262,16 +259,3 @@ def _checked(batch: Batch, starts: IntArray) -> IntArray | None:
 
 def _as_number(values: IntArray) -> int:
     return int.from_bytes(values.tobytes(), sys.byteorder)
-
-
-def _holds_for(point: CapturePoint, start: int, prompt_len: int) -> int:
-    """Return for how many steps of one token, from position `start` on, the point's answer stays the same."""
-    if point.tail is not None:
-        first = prompt_len + point.tail.selector.offset
-        return min(LOOKAHEAD, first - start) if start < first else LOOKAHEAD
-    wanted = point.select(start, start + LOOKAHEAD, prompt_len)
-    if not wanted:
-        return LOOKAHEAD
-    if wanted[0] != start:
-        return wanted[0] - start
-    return len(wanted) if wanted.step == 1 else 1

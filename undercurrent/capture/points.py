@@ -24,6 +24,7 @@ MAX_ORDER_BYTES = 16_384
 MAX_ID_BYTES = 1_024
 MAX_POINTS = 64
 _INT31 = (1 << 31) - 1
+_FOREVER = 1 << 31
 _INT63 = (1 << 63) - 1
 
 
@@ -179,7 +180,6 @@ def _refuse(point: ExtractionPoint, layers: int, shapes: Mapping[str, tuple[int,
             point.tensor_type in SHAPED and point.reduce is not None
         ),
         "execution_mode inline belongs to the embedded adapter": point.execution_mode is ExecutionMode.INLINE,
-        "overflow drop_oldest cannot act in a ring whose reader owns its tail": point.overflow is Overflow.DROP_OLDEST,
         "until stop_token is a text, which nobody has turned into a token id": isinstance(point.until.stop_token, str),
         f"final_norm has one layer, {layers} on this model": (
             point.tensor_type is TensorType.FINAL_NORM and point.layers != (layers,)
@@ -191,6 +191,23 @@ def _refuse(point: ExtractionPoint, layers: int, shapes: Mapping[str, tuple[int,
     for reason, holds in reasons.items():
         if holds:
             raise CaptureError(f"point {point.name!r}: {reason}")
+
+
+def spans_of(point: CapturePoint, prompt_len: int) -> tuple[range, range]:
+    """Return what a stream wants, however long its request becomes.
+
+    Args:
+        point: of the stream.
+        prompt_len: tokens of the prompt.
+
+    Returns:
+        All positions that the point wants, or may want at the end; and those at which its stop token ends the stream.
+    """
+    if point.tail is not None:
+        wanted = range(prompt_len + point.tail.selector.offset, _FOREVER)
+    else:
+        wanted = point.select(0, _FOREVER, prompt_len)
+    return wanted, range(0) if point.stop is None else point.stop.positions(0, _FOREVER, prompt_len)
 
 
 def tap_groups(points: Sequence[CapturePoint]) -> tuple[TapGroup, ...]:
@@ -212,6 +229,7 @@ class Order:
         n: children of the request.
         engine_id: id that the engine was given for all of its children; empty where nobody said.
         slot: where the length of its first child stands (see `lengths`), the others' follow; -1 where nobody says.
+        rollouts: next offset of the rollouts topic: what lies below is in force for its streams.
     """
 
     request_id: str
@@ -223,6 +241,7 @@ class Order:
     n: int = 1
     engine_id: str = ""
     slot: int = -1
+    rollouts: int = 0
 
     def to_json(self) -> str:
         """Return the order as `parse_order` reads it."""
@@ -236,11 +255,14 @@ class Order:
             "n": self.n,
             "engine_id": self.engine_id,
             "slot": self.slot,
+            "rollouts": self.rollouts,
         }
         return json.dumps(values, separators=(",", ":"))
 
 
-_ORDER_FIELDS = {field.name for field in fields(Order)}
+_ORDER_FIELDS = frozenset(field.name for field in fields(Order))
+# What `json.loads` does, without its looking for space around the text: adapters write none.
+_DECODER = json.JSONDecoder()
 
 
 def parse_order(raw: object, known: Collection[str]) -> Order:
@@ -268,7 +290,9 @@ def order_values(raw: object) -> dict[str, Any]:
     if not isinstance(raw, str) or len(raw) > MAX_ORDER_BYTES:
         raise CaptureError(f"a capture order is a JSON text of at most {MAX_ORDER_BYTES} characters")
     try:
-        values = json.loads(raw)
+        values, end = _DECODER.raw_decode(raw) if raw.startswith("{") else (None, -1)
+        if end != len(raw):
+            values = json.loads(raw)
     # A deep nesting ends in RecursionError; it must end this order alone.
     except (ValueError, RecursionError) as exc:
         raise CaptureError("a capture order is not JSON") from exc
@@ -287,9 +311,8 @@ def checked_order(values: Mapping[str, Any], known: Collection[str]) -> Order:
     Raises:
         CaptureError: one of them is wrong; the text says which, never its value.
     """
-    unknown = set(values) - _ORDER_FIELDS
-    if unknown:
-        raise CaptureError(f"a capture order has {len(unknown)} unknown fields")
+    if not values.keys() <= _ORDER_FIELDS:
+        raise CaptureError(f"a capture order has {len(values.keys() - _ORDER_FIELDS)} unknown fields")
     order = Order(
         request_id=_text(values, "request_id", required=True) or "",
         attempt=_number(values, "attempt", None, _INT63),
@@ -300,6 +323,7 @@ def checked_order(values: Mapping[str, Any], known: Collection[str]) -> Order:
         n=_number(values, "n", 1, _INT31),
         engine_id=_text(values, "engine_id") or "",
         slot=_number(values, "slot", -1, _INT63, least=-1),
+        rollouts=_number(values, "rollouts", 0, _INT63),
     )
     if order.n < 1:
         raise CaptureError("a capture order's n is at least 1")
@@ -312,6 +336,8 @@ def _text(values: Mapping[str, Any], key: str, *, required: bool = False) -> str
         return None
     if not isinstance(value, str) or (required and not value) or "\x00" in value:
         raise CaptureError(f"a capture order's {key} is not a text")
+    if value.isascii() and len(value) <= MAX_ID_BYTES:
+        return value
     try:
         size = len(value.encode())
     except UnicodeEncodeError as exc:
@@ -331,7 +357,7 @@ def _number(values: Mapping[str, Any], key: str, default: int | None, most: int,
 def _points(value: object, known: Collection[str]) -> tuple[str, ...]:
     if not isinstance(value, list) or len(value) > MAX_POINTS or not all(isinstance(name, str) for name in value):
         raise CaptureError(f"a capture order's points are a list of at most {MAX_POINTS} names")
-    if len(set(value)) != len(value) or not set(value) <= set(known):
+    if len(set(value)) != len(value) or not all(name in known for name in value):
         raise CaptureError("a capture order names a point twice, or one that is not configured")
     return tuple(value)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import safetensors
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from undercurrent.errors import CaptureError
 from undercurrent.spec import ExtractionPoint
@@ -75,16 +75,34 @@ def load_projection(path: Path, width: int | None) -> Projection:
 @lru_cache(maxsize=32)
 def _load(path: Path, _mtime_ns: int, _size: int) -> Projection:
     name, array = _read_npy(path) if path.suffix == ".npy" else _read_safetensors(path)
+    return projection_from(array, f"{path}: {name}")
+
+
+def projection_from(array: npt.NDArray[Any], where: str) -> Projection:
+    """Return a matrix as a projection.
+
+    Args:
+        array: [width, k].
+        where: named in an error.
+
+    Raises:
+        CaptureError: it is no finite float matrix.
+    """
     if array.ndim != 2 or 0 in array.shape or array.dtype.kind != "f":
-        raise CaptureError(f"{path}: {name} is {array.dtype} {list(array.shape)}; accepted: a float matrix [width, k]")
+        raise CaptureError(f"{where} is {array.dtype} {list(array.shape)}; accepted: a float matrix [width, k]")
     with np.errstate(over="ignore"):
-        matrix = np.ascontiguousarray(array, np.float32)
+        matrix = np.array(array, np.float32, order="C")
     if not np.isfinite(matrix).all():
-        raise CaptureError(f"{path}: {name} holds a value that is not finite as float32")
+        raise CaptureError(f"{where} holds a value that is not finite as float32")
     matrix.flags.writeable = False
     digest = hashlib.sha256(np.array(matrix.shape, "<i8").tobytes())
     digest.update(matrix.astype("<f4", copy=False).tobytes())
     return Projection(matrix, digest.hexdigest())
+
+
+def write_projection(projection: Projection, path: Path) -> None:
+    """Write a projection as the .safetensors file that `load_projection` reads."""
+    save_file({_KEY: projection.matrix}, path)
 
 
 def _read_npy(path: Path) -> tuple[str, npt.NDArray[Any]]:

@@ -30,6 +30,7 @@ import mmap
 import os
 from dataclasses import dataclass
 
+from undercurrent.capture.identity import is_alive, own_mark, pid_of
 from undercurrent.capture.sides import (
     ALIGNMENT,
     FRAME_HEAD_BYTES,
@@ -86,7 +87,7 @@ class RingStats:
         dropped_rows: (token, point) rows that were given up.
         capture_errors: capture errors so far, malformed orders included.
         pending_controls: control frames that wait in the writer's memory.
-        capture_ns: CPU time of the engine's thread outside the model that went into capture.
+        capture_ns: CPU time of the engine's thread outside the model that went into capture, by a sample of its steps.
         writer_pid: 0 before there was one.
         reader_pid: 0 before there was one.
         reader_heartbeat_us: reader's clock at its last release.
@@ -154,7 +155,9 @@ class Ring:
             ring = cls(fd, size, slots)
         except OSError as exc:
             os.close(fd)
-            raise RingError(f"cannot allocate a ring of {size} bytes: {exc}") from exc
+            raise RingError(
+                f"cannot allocate a ring of {size} bytes: {exc}; a smaller publisher.ring_mib needs less"
+            ) from exc
         ring.words[W_VERSION] = VERSION
         ring.words[W_CAPACITY] = capacity
         ring.words[W_RESERVE] = reserve
@@ -238,8 +241,8 @@ class Ring:
             capture_errors=words[W_ERRORS],
             pending_controls=words[W_PENDING],
             capture_ns=words[W_CAPTURE_NS],
-            writer_pid=words[W_WRITER_PID],
-            reader_pid=words[W_READER_PID],
+            writer_pid=pid_of(words[W_WRITER_PID]),
+            reader_pid=pid_of(words[W_READER_PID]),
             reader_heartbeat_us=words[W_READER_HEARTBEAT],
         )
 
@@ -282,17 +285,7 @@ class Ring:
 
 
 def _claim(words: memoryview, word: int, role: str) -> None:
-    holder = words[word]
-    if holder not in {0, os.getpid()} and _alive(holder):
-        raise RingError(f"process {holder} is already the {role} of this ring")
-    words[word] = os.getpid()
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    holder, own = words[word], own_mark()
+    if holder not in {0, own} and is_alive(holder):
+        raise RingError(f"process {pid_of(holder)} is already the {role} of this ring")
+    words[word] = own

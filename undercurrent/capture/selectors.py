@@ -6,17 +6,13 @@ has, and it is known only when the request has ended (`tails`). A stop token's o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from undercurrent.spec import PositionKind, PositionSelector
-
-if TYPE_CHECKING:
-    from undercurrent.capture.plan import Batch, Stream
 
 NOWHERE = -1
 
@@ -102,37 +98,3 @@ class Stop:
     def applies(self, position: int, prompt_len: int) -> bool:
         """Whether it ends a stream at a position."""
         return len(self.positions(position, position + 1, prompt_len)) > 0
-
-
-@dataclass(slots=True)
-class Watch:
-    """What the later steps of a steady plan look for: one row a request, which is its slot as well.
-
-    Args:
-        streams: that may end.
-        rows: of each in the batch [n].
-        tokens: that end each [n].
-    """
-
-    streams: tuple[Stream, ...]
-    rows: npt.NDArray[np.int64]
-    tokens: npt.NDArray[np.int32]
-
-    @classmethod
-    def of(cls, watched: Sequence[tuple[Stream, int, int]]) -> Watch | None:
-        """Return what is watched, None for nothing.
-
-        Args:
-            watched: stream, row and token of each.
-        """
-        if not watched:
-            return None
-        streams = tuple(stream for stream, _, _ in watched)
-        return cls(streams, np.array([row for _, row, _ in watched]), np.array([t for _, _, t in watched], np.int32))
-
-    def ended(self, batch: Batch) -> Sequence[tuple[Stream, int]]:
-        """Return the streams that end in a step, and at which position."""
-        hits = batch.token_ids[self.rows] == self.tokens
-        if not hits.any():
-            return ()
-        return [(self.streams[n], int(batch.computed[self.rows[n]])) for n in np.flatnonzero(hits)]

@@ -23,7 +23,7 @@ import json
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from undercurrent.capture.points import MAX_ID_BYTES, Order, checked_order, order_values
 from undercurrent.errors import CaptureError
@@ -46,12 +46,14 @@ class ServerRules:
         always: names of those at which every request is captured.
         partitions: number of partitions of the activations topics.
         trusted: clients may say what a request is called.
+        from_end: names of the points whose position counts from the end: only an API server knows where that is.
     """
 
     points: tuple[str, ...]
     always: tuple[str, ...]
     partitions: int
     trusted: bool = False
+    from_end: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +97,29 @@ class ServerOrders:
     _in_use: dict[tuple[str, int], str] = field(default_factory=dict)
     _names: dict[str, tuple[str, int]] = field(default_factory=dict)
 
-    def take(self, engine_id: str, raw: object) -> Taken:
+    def take(self, engine_id: str, raw: object, slot: int = -1) -> Taken:
         """Return what a new request is captured at, and under which name.
 
         Args:
             engine_id: the engine's id of it.
             raw: the client's order, untrusted; None for none.
+            slot: where its API server says how long it is (see `lengths`), -1 where none does.
         """
+        taken = self._take(engine_id, raw)
+        order = taken.order
+        if order is None:
+            return taken
+        if slot >= 0:
+            # The slot of an order is its first child's: here each child is a request of its own.
+            return replace(taken, order=replace(order, slot=slot - order.index))
+        known = tuple(name for name in order.points if name not in self.rules.from_end)
+        if known == order.points:
+            return taken
+        # The worker hears of an end some steps late: how far it has computed by then does not say which token was last.
+        fault = "a point counts from the end, and nobody says where that is: the server has no ControlMiddleware"
+        return Taken(replace(order, points=known) if known else None, taken.fault or fault)
+
+    def _take(self, engine_id: str, raw: object) -> Taken:
         fault = ""
         try:
             own = name_of(engine_id) if self.rules.trusted else (safe_id(engine_id), 0)

@@ -23,6 +23,8 @@ VERSION = 2
 _FRAME_HEAD = struct.Struct("<IIQ")
 MIN_CAPACITY = 4096
 MAX_CONTROL_RESERVE = 1 << 20
+# Of a frame that waits, beside its payload: what Python keeps for it.
+_WAITING_BYTES = 128
 
 # Indices of 8-byte words in the header page; every eighth starts a cache line.
 W_MAGIC, W_VERSION, W_CAPACITY, W_RESERVE, W_SLOTS = range(5)
@@ -80,6 +82,7 @@ class RingWriter:
         data: as above.
         lengths: as above.
         reserve_bytes: that data frames leave to control frames.
+        waiting_bytes: of control frames that wait in memory, roughly.
         max_payload: largest payload that can ever fit.
     """
 
@@ -91,6 +94,7 @@ class RingWriter:
         self._tail = int(words[W_TAIL])
         self._frames = 0
         self._pending: deque[tuple[int, bytes]] = deque()
+        self.waiting_bytes = 0
         self.data = data
         self.lengths = lengths
         # A frame of this size always fits once the reader has caught up, wherever in the buffer the head stands.
@@ -125,11 +129,11 @@ class RingWriter:
         Raises:
             RingError: the payload can never fit.
         """
-        self._check_size(len(payload))
-        self._pending.append((kind, payload))
-        if self._cursor == self._head:
-            self._flush()
-        self._words[W_PENDING] = len(self._pending)
+        if not self.offer_control(kind, payload):
+            self._check_size(len(payload))
+            self._pending.append((kind, payload))
+            self.waiting_bytes += len(payload) + _WAITING_BYTES
+            self._words[W_PENDING] = len(self._pending)
 
     def offer_control(self, kind: int, payload: bytes) -> bool:
         """Write a control frame if there is room now and nothing waits; return whether it was written.
@@ -138,7 +142,9 @@ class RingWriter:
             kind: of the frame, above 0.
             payload: its bytes.
         """
-        if len(payload) > self.max_payload or self._cursor != self._head or not self._flush():
+        if len(payload) > self.max_payload or self._cursor != self._head:
+            return False
+        if self._pending and not self._flush():
             return False
         at = self._place(kind, len(payload), 0)
         if at < 0:
@@ -151,6 +157,11 @@ class RingWriter:
     def released_bytes(self) -> int:
         """Bytes that the reader has given back so far; the number stands still while the reader does."""
         return int(self._words[W_TAIL])
+
+    @property
+    def head(self) -> int:
+        """Bytes that were shown so far."""
+        return self._head
 
     @property
     def settled(self) -> bool:
@@ -203,6 +214,7 @@ class RingWriter:
                 break
             self.data[offset : offset + len(payload)] = payload
             self._pending.popleft()
+            self.waiting_bytes -= len(payload) + _WAITING_BYTES
         if self._cursor != self._head:
             self._publish()
         self._words[W_PENDING] = len(self._pending)
@@ -242,13 +254,15 @@ class RingReader:
     Args:
         words: the ring's header, 8-byte words.
         data: the ring's frames.
+        at: bytes ever written before the frame to begin with; by default what was released, as a reader does.
     """
 
-    def __init__(self, words: memoryview, data: memoryview) -> None:
+    def __init__(self, words: memoryview, data: memoryview, at: int | None = None) -> None:
         self._words = words
         self._data = data
         self._capacity = len(data)
-        self._tail = self._cursor = int(words[W_TAIL])
+        self._tail = int(words[W_TAIL])
+        self._cursor = self._tail if at is None else at
 
     @property
     def available_bytes(self) -> int:

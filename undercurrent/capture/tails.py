@@ -11,7 +11,7 @@ be meant are written then, and who reads the ring picks the one (see `holding`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,11 @@ import numpy.typing as npt
 from undercurrent.capture.emission import Emission
 from undercurrent.capture.lengths import length_in
 from undercurrent.capture.losses import Losses
-from undercurrent.capture.plan import Batch, Plan, Request, Stream, TailLane
+from undercurrent.capture.plan import Batch, Plan, TailLane
 from undercurrent.capture.planning import make_lane
 from undercurrent.capture.points import CapturePoint, TapGroup
 from undercurrent.capture.selectors import NOWHERE
+from undercurrent.capture.table import Request, Stream
 
 
 class TailRows:
@@ -30,6 +31,12 @@ class TailRows:
 
     Args:
         point: it has a tail.
+
+    Attributes:
+        depth: places of a stream.
+        positions: whose row is at each place, -1 for none, int64.
+        tokens: its input token id, int32.
+        rows: as it lay in the buffer of the point's group, uint8 [places, row_bytes].
     """
 
     def __init__(self, point: CapturePoint) -> None:
@@ -38,7 +45,7 @@ class TailRows:
         self.depth = point.tail.depth
         self.tokens = np.zeros(0, np.int32)
         self.rows = np.zeros((0, point.group.row_bytes), np.uint8)
-        self._positions = np.zeros(0, np.int64)
+        self.positions = np.zeros(0, np.int64)
         self._free: list[int] = []
 
     def take(self) -> int:
@@ -46,7 +53,7 @@ class TailRows:
         if not self._free:
             self._grow()
         base = self._free.pop()
-        self._positions[base : base + self.depth] = NOWHERE
+        self.positions[base : base + self.depth] = NOWHERE
         return base
 
     def give(self, base: int) -> None:
@@ -67,7 +74,7 @@ class TailRows:
         """
         positions = lane.positions + steps
         places = lane.bases + positions % self.depth
-        self._positions[places] = positions if believed else NOWHERE
+        self.positions[places] = positions if believed else NOWHERE
         if believed:
             self.tokens[places] = batch.token_ids[lane.rows]
             self.rows[places] = buffer[lane.rows]
@@ -75,14 +82,23 @@ class TailRows:
     def find(self, base: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the places of some positions of a stream, -1 where one is not kept."""
         places = base + positions % self.depth
-        return np.where(self._positions[places] == positions, places, NOWHERE)
+        return np.where(self.positions[places] == positions, places, NOWHERE)
+
+    def are_stale(self, base: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return which positions have no row since none was believed when they were computed, bool [n].
+
+        Those that are neither found nor stale have lost their place to a later position: the engine was further ahead
+        than the slack, or went back further.
+        """
+        stale: npt.NDArray[np.bool_] = self.positions[base + positions % self.depth] == NOWHERE
+        return stale
 
     def _grow(self) -> None:
-        streams = len(self._positions) // self.depth
+        streams = len(self.positions) // self.depth
         more = max(4, streams) * self.depth
         self.tokens = np.concatenate([self.tokens, np.zeros(more, np.int32)])
         self.rows = np.concatenate([self.rows, np.zeros((more, self.rows.shape[1]), np.uint8)])
-        self._positions = np.concatenate([self._positions, np.full(more, NOWHERE)])
+        self.positions = np.concatenate([self.positions, np.full(more, NOWHERE)])
         self._free += [streams * self.depth + at for at in range(0, more, self.depth)]
 
 
@@ -101,6 +117,7 @@ class Tails:
         self._lengths = lengths
         self._rows: dict[str, TailRows] = {}
         self._max_rows: Mapping[str, int] = {}
+        self.version = 0  # grows whenever arrays are replaced
 
     def use(self, points: Iterable[CapturePoint], max_rows: Mapping[str, int]) -> None:
         """Keep rows of these points from now on; those of points that stay stay.
@@ -115,11 +132,19 @@ class Tails:
             if point.tail is not None:
                 known = before.get(point.name)
                 self._rows[point.name] = known if known is not None and known.point is point else TailRows(point)
+        self.version += 1
+
+    def of(self, point: CapturePoint) -> TailRows:
+        """Return the kept rows of a point that has a tail."""
+        return self._rows[point.name]
 
     def open(self, stream: Stream) -> None:
         """Keep the last rows of a stream."""
         if stream.point.tail is not None:
-            stream.tail_base = self._rows[stream.point.name].take()
+            kept = self._rows[stream.point.name]
+            places = len(kept.positions)
+            stream.tail_base = kept.take()
+            self.version += len(kept.positions) != places
 
     def keep(
         self, plan: Plan, buffers: Mapping[TapGroup, npt.NDArray[np.uint8]], batch: Batch, stale: Collection[TapGroup]
@@ -142,44 +167,43 @@ class Tails:
             self._rows[stream.point.name].give(stream.tail_base)
             stream.tail_base = -1
 
-    def write(self, request: Request, number: int, stamp: tuple[int, int]) -> int:
-        """Write what may be meant by the positions of a request that has ended; return how many frames that took.
+    def write(self, request: Request, next_number: Callable[[], int], stamp: tuple[int, int]) -> None:
+        """Write what may be meant by the positions of a request that has ended.
 
         Args:
             request: its computed positions are all known.
-            number: of the first frame, which no lane has.
+            next_number: gives the number of a frame, which no lane has and no other frame will.
             stamp: step and microseconds since the Unix epoch of the frames.
         """
-        frames = 0
         for stream in request.streams:
             if stream.point.tail is not None:
-                frames += self._write(request, stream, number + frames, stamp)
-        return frames
+                self._write(request, stream, next_number, stamp)
 
-    def _write(self, request: Request, stream: Stream, number: int, stamp: tuple[int, int]) -> int:
+    def _write(self, request: Request, stream: Stream, next_number: Callable[[], int], stamp: tuple[int, int]) -> None:
         kept, tail = self._rows[stream.point.name], stream.point.tail
         assert tail is not None  # noqa: S101 - the caller's choice
         wanted = tail.candidates(request.prompt_len, self._possible(request))
         # What came from the prefix cache has no row, here as elsewhere.
         positions = np.array([p for p in wanted if request.first <= p < request.done], np.int64)
         if not len(positions):
-            return 0
-        places = kept.find(stream.tail_base, positions)
-        held, most = places != NOWHERE, self._max_rows[stream.point.name]
+            return
+        places, most = kept.find(stream.tail_base, positions), self._max_rows[stream.point.name]
+        held, stale = places != NOWHERE, kept.are_stale(stream.tail_base, positions)
         pieces = [
-            (some is held, rows[first : first + most])
-            for some in (~held, held)
+            (reason, rows[first : first + most])
+            for some, reason in ((stale, "stale_tap"), (~held & ~stale, "overrun"), (held, "ring_full"))
             for rows in [np.flatnonzero(some)]
             for first in range(0, len(rows), most)
         ]
-        for at, (is_held, rows) in enumerate(pieces):
-            lane = make_lane(number + at, stream.point, (stream,), (len(rows),), positions[rows], places[rows])
-            if is_held and self._emission.emit_kept(lane, kept.rows, kept.tokens, stamp):
+        one = np.array([stream.place])
+        for reason, rows in pieces:
+            count = np.array([len(rows)])
+            lane = make_lane(next_number(), stream.column, one, count, positions[rows], places[rows])
+            if held[rows[0]] and self._emission.emit_kept(lane, kept.rows, kept.tokens, stamp):
                 stream.emitted += len(rows)
                 stream.last_pos = int(positions[rows[-1]])
             else:
-                self._losses.add(lane, "ring_full" if is_held else "stale_tap")
-        return len(pieces)
+                self._losses.add(lane, reason)
 
     def _possible(self, request: Request) -> range:
         """Return the lengths that a request may turn out to have had."""

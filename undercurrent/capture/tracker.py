@@ -6,10 +6,10 @@ An engine calls, from one thread:
     tracker.step(batch)     after the forward pass of every step that computed rows
     tracker.close(...)      when a request has ended
 
-In a steady decode (same requests, one token each) a step compares two small byte strings, copies positions and token
-ids into a prepared head, and copies rows: no per-request Python, and no NumPy where the rows are contiguous. Everything
-else, such as a prefill chunk, a request that comes, goes or was preempted, or a selector that changes its mind, builds
-a new plan. With `check_plans` every step builds one and compares it with the one it would have used; the test-suite
+What a step needs to know of requests stands in arrays (`table`), in which a request that comes or goes changes its own
+place alone. The usual step is one call of machine code (`steady`). Where that was not built, or does not know a step, a
+plan is built (`planning`), and used as long as the same requests decode one token each. With `check_plans` every step
+builds one and compares it with the one it would have used, and with the frames that machine code wrote; the test-suite
 runs that way.
 """
 
@@ -22,22 +22,24 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from undercurrent.capture.checking import check_frames
 from undercurrent.capture.emission import Emission
-from undercurrent.capture.frames import STEP_HEAD, Close, Fault, encode
-from undercurrent.capture.jumps import Jumps
+from undercurrent.capture.frames import STEP_HEAD
+from undercurrent.capture.jumps import Jumps, jumps
 from undercurrent.capture.losses import Losses
-from undercurrent.capture.opening import opening, slot_of
-from undercurrent.capture.plan import Batch, Plan, Request, Stream
+from undercurrent.capture.opening import closing, opening, point_text, positions_of, request_text, slot_of
+from undercurrent.capture.plan import Batch, Jumped, Plan, number_lanes
 from undercurrent.capture.planning import build_plan
 from undercurrent.capture.points import CapturePoint, Order, TapGroup, tap_groups
+from undercurrent.capture.room import check_room, tell_fault
 from undercurrent.capture.sides import RingWriter
-from undercurrent.capture.steady import steady_step
+from undercurrent.capture.steady import AVAILABLE, Steady
+from undercurrent.capture.table import Request, Table
 from undercurrent.capture.tails import Tails
 from undercurrent.errors import CaptureError
 
 _HEAD_ROWS_BYTES = 32
 _MAX_DETAIL = 500
-_FOREVER = 1 << 31
 
 
 class Tracker:
@@ -49,7 +51,7 @@ class Tracker:
         writer: where frames go.
         block_timeout_s: how long a point with `overflow: block` waits for the reader, per frame.
         check_plans: build and compare a plan in every step.
-        machine_code: write steady steps in machine code, where it was built.
+        machine_code: write usual steps in machine code, where it was built.
         clock_us: now, microseconds since the Unix epoch.
 
     Raises:
@@ -70,17 +72,16 @@ class Tracker:
         self._writer = writer
         self._emission = Emission(writer, block_timeout_s)
         self._check_plans = check_plans
-        self._machine_code = machine_code
         self._clock_us = clock_us
-        self._requests: dict[str, Request] = {}
+        self._table = Table()
         self._keys: set[tuple[str, int, int]] = set()
         self._plan: Plan | None = None
         self._needed: Plan | None = None  # with `check_plans`: what a plan in use must be equal to
-        self._lanes = 0
         self._streams = 0
         self._losses = Losses(writer, clock_us)
         self._jumps = Jumps(writer, self._losses, clock_us)
         self._tails = Tails(self._emission, self._losses, writer.lengths)
+        self._steady = Steady(self._table, self._tails, writer) if machine_code and AVAILABLE else None
         self._step = 0
         self.set_points(points, buffers)
 
@@ -101,15 +102,17 @@ class Tracker:
         max_rows = {point.name: self._rows_per_frame(point) for point in points}
         self._retire()
         self._points = known
+        self._table.use(known, {name: point_text(point) for name, point in known.items()})
         self._emission.use(buffers)
         self._tails.use(points, max_rows)
         self._max_rows = max_rows
+        if self._steady is not None:
+            self._steady.use(buffers, max_rows)
 
     @property
     def used_points(self) -> tuple[CapturePoint, ...]:
         """The points that have an open stream."""
-        streams = (stream for request in self._requests.values() for stream in request.streams)
-        return tuple({stream.point.name: stream.point for stream in streams}.values())
+        return tuple(column.point for column in self._table.columns.values() if column.streams)
 
     def _rows_per_frame(self, point: CapturePoint) -> int:
         # A row costs its data, a position, a token id, and at worst a segment of its own.
@@ -121,7 +124,7 @@ class Tracker:
     @property
     def live(self) -> bool:
         """Whether any request is being captured."""
-        return bool(self._requests)
+        return bool(self._table.by_id)
 
     def captures(self, engine_id: str) -> bool:
         """Whether a request of this id is being captured.
@@ -129,7 +132,7 @@ class Tracker:
         Args:
             engine_id: the engine's id of it.
         """
-        return engine_id in self._requests
+        return engine_id in self._table.by_id
 
     @property
     def groups(self) -> tuple[TapGroup, ...]:
@@ -146,7 +149,7 @@ class Tracker:
         cached_prefix: int,
         lora: str = "",
         weights_version: str = "",
-        cached_ids: Sequence[int] = (),
+        prompt_ids: Sequence[int] = (),
     ) -> None:
         """Open the streams of a request.
 
@@ -158,44 +161,47 @@ class Tracker:
             cached_prefix: positions that will not be computed.
             lora: LoRA adapter, empty for none.
             weights_version: of the model, empty for those that it was loaded with.
-            cached_ids: token ids of those positions, where they are known: a stop token may stand there.
+            prompt_ids: token ids of the prompt, where they are known: a stop token may stand where nothing is computed.
 
         Raises:
-            CaptureError: this request is being captured already.
+            CaptureError: this request is being captured already, or what was captured waits for a reader for too long.
         """
+        check_room(self._writer)
         key = (order.request_id, order.attempt, index)
-        if key in self._keys or engine_id in self._requests:
+        if key in self._keys or engine_id in self._table.by_id:
             raise CaptureError("a request with the same id, attempt and index is being captured")
-        streams = []
-        for name in order.points:
-            point = self._points.get(name)
-            if point is None:  # all of its layers are another rank's
-                continue
-            self._streams += 1
-            stream = Stream(self._streams, point)
-            if point.tail is None:
-                stream.whole = point.select(0, _FOREVER, prompt_len)
-            if point.stop is not None:
-                stream.ended_at = point.stop.first(0, np.array(cached_ids, np.int32), prompt_len)
+        # Points that are not captured here have all of their layers on another rank.
+        columns = [column for column in map(self._table.columns.get, order.points) if column is not None]
+        if not columns:
+            return
+        self._retire()
+        cached_ids = prompt_ids[:cached_prefix]
+        wanted = [positions_of(column, prompt_len, cached_ids) for column in columns]
+        place = self._table.take_place()
+        streams = tuple(
+            column.open(self._streams + n, place, *of_point)
+            for n, (column, of_point) in enumerate(zip(columns, wanted, strict=True), 1)
+        )
+        self._streams += len(streams)
+        # Noted before the first of them is opened: whatever goes wrong from here on, `fail` ends them all.
+        self._keys.add(key)
+        slot = slot_of(order, index)
+        self._table.add(
+            Request(engine_id, prompt_len, streams, key, cached_prefix, self._table, place, slot, prompt_ids)
+        )
+        text = request_text(
+            order,
+            index=index,
+            prompt_len=prompt_len,
+            cached_prefix=cached_prefix,
+            lora=lora,
+            weights_version=weights_version,
+            now_us=self._clock_us(),
+        )
+        for stream in streams:
             self._tails.open(stream)
-            streams.append(stream)
-            opened = opening(
-                stream,
-                order,
-                index=index,
-                prompt_len=prompt_len,
-                cached_prefix=cached_prefix,
-                lora=lora,
-                weights_version=weights_version,
-                now_us=self._clock_us(),
-            )
-            self._writer.put_control(*encode(opened))
-        if streams:
-            self._retire()
-            self._keys.add(key)
-            self._requests[engine_id] = Request(
-                engine_id, prompt_len, tuple(streams), cached_prefix, key, slot_of(order, index)
-            )
+            self._writer.put_control(*opening(stream, text))
+            stream.is_open = True
 
     def close(self, engine_id: str, reason: str = "finished", detail: str = "") -> None:
         """End the streams of a request; an id without streams is nothing.
@@ -205,27 +211,24 @@ class Tracker:
             reason: `finished`, `capture_error` or `superseded`.
             detail: in words, for a capture error.
         """
-        request = self._requests.get(engine_id)
+        request = self._table.get(engine_id)
         if request is None:
             return
         self._retire()
-        self._losses.declare(wait=True)
-        if reason == "finished":
-            self._lanes += self._tails.write(request, self._lanes, (self._step, self._clock_us()))
+        if self._losses.waiting:
+            self._losses.declare(wait=True)
+        now_us = self._clock_us()
+        if reason == "finished" and any(stream.point.tail is not None for stream in request.streams):
+            self._tails.write(request, self._table.next_lane, (self._step, now_us))
             self._losses.declare(wait=True)
         for stream in request.streams:
-            self._tails.close(stream)
-            closed = Close(
-                stream=stream.number,
-                reason=reason,
-                detail=detail[:_MAX_DETAIL],
-                last_pos=stream.last_pos,
-                emitted=stream.emitted,
-                dropped=stream.dropped,
-                closed_at_us=self._clock_us(),
-            )
-            self._writer.put_control(*encode(closed))
-        del self._requests[engine_id]
+            if stream.point.tail is not None:
+                self._tails.close(stream)
+            # Where it went wrong half-way, what was never opened or is closed already has nothing to say.
+            if stream.is_open:
+                self._writer.put_control(*closing(stream, reason, detail[:_MAX_DETAIL], now_us))
+                stream.is_open = False
+        self._table.remove(request)
         self._keys.discard(request.key)
 
     def fail(self, engine_ids: Collection[str], detail: str) -> None:
@@ -246,7 +249,7 @@ class Tracker:
         Args:
             detail: what went wrong; never a token or a tensor.
         """
-        self.fail(list(self._requests), detail)
+        self.fail(list(self._table.by_id), detail)
 
     def supersede(self, detail: str) -> None:
         """End the streams of every request because what follows is computed by other weights.
@@ -254,20 +257,18 @@ class Tracker:
         Args:
             detail: what has changed them.
         """
-        for engine_id in list(self._requests):
+        for engine_id in list(self._table.by_id):
             self.close(engine_id, "superseded", detail)
 
-    def fault(self, kind: str, detail: str, engine_id: str = "") -> None:
-        """Report an error that has no stream.
+    def fault(self, kind: str, detail: str, engine_id: str = "") -> bool:
+        """Report an error that has no stream; return whether it is told, or only counted, for lack of a reader.
 
         Args:
             kind: `bad_order` or `capture_error`.
             detail: what went wrong; never a token or a tensor.
             engine_id: the engine's id of the request.
         """
-        self._writer.count_error()
-        fault = Fault(kind=kind, detail=detail[:_MAX_DETAIL], engine_id=engine_id, at_us=self._clock_us())
-        self._writer.put_control(*encode(fault))
+        return tell_fault(self._writer, kind, detail, engine_id, self._clock_us())
 
     def idle(self, step: int) -> None:
         """Record a step that had nothing to capture.
@@ -287,15 +288,15 @@ class Tracker:
         """
         now_us = self._clock_us()
         self._step = batch.step
-        if not stale and self._goes_on(batch, now_us):
+        if not stale and self._usual(batch, now_us):
             return
         self._writer.beat(batch.step, now_us)
-        if not self._requests:
+        if not self._table.by_id:
             self._writer.commit()
             return
-        plan = self._current(batch)
+        plan, jumped = self._current(batch)
         # What was lost must be declared before anything else of its stream is written.
-        full = bool(self._losses) and not self._losses.declare(wait=False)
+        full = bool(self._losses.waiting) and not self._losses.declare(wait=False)
         lost: set[str] = set()
         if plan.steps:
             self._advance(plan, batch)
@@ -309,32 +310,39 @@ class Tracker:
         self._emission.commit(plan.steps)
         if plan.tails:
             self._tails.keep(plan, self._emission.buffers, batch, stale)
-        ended = plan.ends if not plan.steps else () if plan.watch is None else plan.watch.ended(batch)
-        plan.token_ids.append(batch.token_bytes[: 4 * batch.rows].tobytes())
-        plan.steps += 1
+        ended = [end for watch in plan.watches for end in watch.ended(batch)] if plan.steps else plan.ends
+        plan.note(batch, jumped)
         if ended:
             for stream, position in ended:
                 stream.ended_at = position
             self._retire()
 
-    def _goes_on(self, batch: Batch, now_us: int) -> bool:
-        """Write a step that is as its plan expects, in machine code; return whether that was so."""
-        plan = self._plan
-        if plan is None or plan.steady is None or batch.kept is not None or self._losses or not self._writer.settled:
+    def _usual(self, batch: Batch, now_us: int) -> bool:
+        """Write a step in machine code; return whether it was one that this knows."""
+        steady = self._steady
+        if (
+            steady is None
+            or batch.kept is not None
+            or self._losses.waiting
+            or not self._table.by_id
+            or not self._writer.settled
+        ):
             return False
-        ids, computed, starts, tokens = batch.engine_ids, batch.computed_bytes, batch.starts_bytes, batch.token_bytes
-        head = plan.steady.run(plan.steps, batch.step, batch.rows, now_us, ids, computed, starts, tokens)
-        if head < 0:
+        if self._plan is not None:
+            self._retire()
+        if not self._check_plans:
+            return steady.write(batch, now_us)
+        needed, before = self._build(batch), self._writer.head
+        jumped = jumps(batch, self._table, self._table.places_of(batch.engine_ids))
+        if not steady.write(batch, now_us):
             return False
-        self._writer.moved(head)
-        plan.sent += 1
-        plan.last_sent = plan.steps
-        plan.steps += 1
-        if self._check_plans:
-            self._check_positions(plan, self._checked(plan, batch))
+        if jumped:
+            raise CaptureError("machine code wrote a step in which a request is not where it was")
+        check_frames(self._writer, before, needed, batch, self._emission.buffers)
         return True
 
-    def _current(self, batch: Batch) -> Plan:
+    def _current(self, batch: Batch) -> tuple[Plan, Jumped]:
+        """Return the plan of a step, and what is to be remembered of it request by request."""
         plan = self._plan
         size = 4 * len(batch.engine_ids)
         if (
@@ -347,15 +355,12 @@ class Tracker:
             and plan.engine_ids == batch.engine_ids
         ):
             self._needed = self._checked(plan, batch) if self._check_plans else None
-            return plan
+            return plan, ()
         self._retire()
-        self._jumps.follow(batch, self._requests)
+        jumped = self._jumps.follow(batch, self._table)
         self._plan = plan = self._build(batch)
-        self._lanes += len(plan.lanes)
-        if self._machine_code:
-            computed = batch.computed[: len(batch.engine_ids)]
-            plan.steady = steady_step(plan, computed, self._writer, self._emission.buffers)
-        return plan
+        number_lanes(self._table, plan.lanes)
+        return plan, jumped
 
     def _checked(self, plan: Plan, batch: Batch) -> Plan:
         """Return the plan that a step needs, having compared it with the one in use."""
@@ -371,7 +376,7 @@ class Tracker:
                 raise CaptureError("the positions of the plan in use differ from those that this step needs")
 
     def _build(self, batch: Batch) -> Plan:
-        return build_plan(self._lanes, batch, self._requests, tuple(self._points.values()), self._max_rows)
+        return build_plan(batch, self._table, self._max_rows)
 
     def _advance(self, plan: Plan, batch: Batch) -> None:
         """Set the positions of a later step: one row a slot, whose position is what the slot had computed before."""

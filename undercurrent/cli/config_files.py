@@ -15,7 +15,8 @@ from typing import Any
 from undercurrent.errors import ConfigError, ProbeError, ProbingError, SpecError
 from undercurrent.pipeline import connection, topic_plan
 from undercurrent.probes import load_binding, load_bindings
-from undercurrent.service.config import MASK, is_secret, shown, validated
+from undercurrent.secret_keys import MASK, is_secret
+from undercurrent.service.config import shown, validated
 from undercurrent.service.reading import Names, Source, Sourced, read_mapping, read_sourced
 from undercurrent.spec import load_yaml_file
 from undercurrent.topics import TopicPlan
@@ -229,8 +230,7 @@ def _check_sections(result: Checked, app: App | None, read: Sourced) -> None:
     sections, folder = read.sections, result.path.parent
     kafka = result.attempt(lambda: connection(sections, None))
     if kafka is not None:
-        options = {"bootstrap_servers": kafka.bootstrap_servers, **kafka.options}
-        result.settings += [_setting(("kafka", key), value, read) for key, value in options.items()]
+        result.settings += [_setting(("kafka", key), value, read) for key, value in kafka.keys().items()]
     result.plan = result.attempt(lambda: topic_plan(sections, folder))
     if result.plan is not None:
         fields = asdict(result.plan)
@@ -287,8 +287,8 @@ def _spellings(names: Names) -> Sequence[Names]:
     if names[0] != "kafka":
         return [names]
     key = names[1]
-    spelt = [key, key.replace("bootstrap_servers", "bootstrap.servers")]
-    return [("kafka", *path) for path in ((spelt[0],), (spelt[1],), ("options", key))]
+    other = {"bootstrap_servers": "bootstrap.servers", "schema.registry.url": "schema_registry_url"}.get(key, key)
+    return [("kafka", *path) for path in ((key,), (other,), ("options", key))]
 
 
 def _compare_topics(results: Sequence[Checked]) -> None:

@@ -36,18 +36,30 @@ class Tree(LazyGroup):
         "topics": LazyCommand(
             target="undercurrent.cli.topics:app", help="Plan, create and check the topics.", group=True
         ),
+        "groups": LazyCommand(
+            target="undercurrent.cli.groups:app", help="Show where consumer groups stand, and move them.", group=True
+        ),
+        "plan": LazyCommand(
+            target="engine_worker.plan_cli:app", help="Say what a deployment needs: bytes, disk, partitions, cores."
+        ),
         "engine": LazyCommand(
             target="engine_worker.cli:app",
             help="Run an engine worker: prompts in, tokens and activations out.",
             group=True,
         ),
+        "engines": LazyCommand(
+            target="engine_worker.engines_cli:app", help="Which engines there are; take one away for good.", group=True
+        ),
         "probes": LazyCommand(
             target="probe_consumers.cli:app", help="Run probes on the activations of live requests.", group=True
         ),
-        "probe": LazyCommand(target="undercurrent.cli.probe:app", help="Train and import probes.", group=True),
+        "probe": LazyCommand(
+            target="undercurrent.cli.probe:app", help="Train, judge, import and roll out probes.", group=True
+        ),
         "prompts": LazyCommand(
             target="producer.cli:app", help="Send prompts and follow what is generated.", group=True
         ),
+        "abort": LazyCommand(target="producer.abort_cli:app", help="Stop requests, running, waiting or still to come."),
         "replay": LazyCommand(
             target="probe_consumers.replay_cli:app", help="Run probes again on recorded activations and compare."
         ),
@@ -56,6 +68,21 @@ class Tree(LazyGroup):
         ),
         "labels": LazyCommand(
             target="probe_consumers.labels_cli:app", help="Label requests, at once or days later.", group=True
+        ),
+        "erase": LazyCommand(
+            target="probe_consumers.erase_cli:app", help="Take a request out, and say when the rest of it is gone."
+        ),
+        "status": LazyCommand(
+            target="undercurrent.cli.status:app", help="Show how far every part is, and what is not well."
+        ),
+        "explain": LazyCommand(
+            target="undercurrent.cli.explain:app", help="Show what happened to one request, over all topics."
+        ),
+        "audit": LazyCommand(
+            target="undercurrent.cli.audit:app", help="List every request whose record breaks a promise."
+        ),
+        "dlq": LazyCommand(
+            target="undercurrent.cli.dlq:app", help="Look at dead letters, and write them back.", group=True
         ),
         "tail": LazyCommand(target="undercurrent.cli.tail:app", help="Print a topic's messages as JSON lines."),
     }

@@ -10,6 +10,41 @@ if TYPE_CHECKING:
     from undercurrent.topics import TopicPlan
 
 
+def joined_of(sections: Mapping[str, Any], folder: Path) -> tuple[str, ...]:
+    """Return what probes join, where a configuration names bindings; nothing of others.
+
+    Args:
+        sections: of the configuration file.
+        folder: where relative paths begin.
+
+    Raises:
+        ConfigError: the bindings cannot be read or are wrong.
+    """
+    named = sections.get("probes")
+    if not isinstance(named, str) and sections.get("bindings") is None:
+        return ()
+    from undercurrent.probes.bindings import bindings_in, load_bindings
+
+    found = load_bindings(folder / named) if isinstance(named, str) else bindings_in(sections["bindings"])
+    return tuple(dict.fromkeys(binding.point for binding in found if binding.points))
+
+
+def groups_of(sections: Mapping[str, Any], plan: TopicPlan, config: Path | None) -> list[str]:
+    """Return the consumer groups that a configuration's app and those beside it have, by their usual names.
+
+    Raises:
+        ConfigError: it names bindings that cannot be read or are wrong.
+    """
+    from undercurrent import acls
+
+    def name(section: str, usual: str) -> str:
+        return str((sections.get(section) or {}).get("name", usual))
+
+    joined = joined_of(sections, config.parent if config is not None else Path())
+    names = acls.Names(name("group", "engine"), (name("service", "probes"),), joined)
+    return acls.groups_of(plan, names)
+
+
 def plan_of(sections: Mapping[str, Any], config: Path | None, points: Path | None, prefix: str | None) -> TopicPlan:
     """Return the topics of a configuration.
 

@@ -1,102 +1,71 @@
-"""`undercurrent probe`: make probes, as folders that a probe host reads."""
+"""`undercurrent probe`: make probes, as folders that a probe host reads, judge them, and roll them out."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import ClassVar
 
 import typer
 
-from undercurrent.cli.probe_options import (
-    CountedPositions,
-    Force,
-    Mode,
-    Name,
-    OutFolder,
-    Positions,
-    Version,
-    check_folder,
-    parse_aggregation,
-)
-from undercurrent.cli.probe_training import train
+from undercurrent.cli.lazy import LazyCommand, LazyGroup
 
-if TYPE_CHECKING:
-    from undercurrent.probes import LinearProbe
+
+class ProbeTree(LazyGroup):
+    """Its commands, in the order in which one meets them."""
+
+    table: ClassVar[dict[str, LazyCommand]] = {
+        "train": LazyCommand(
+            target="probe_consumers.train_cli:app", help="Train a probe on recorded requests and their labels."
+        ),
+        "evaluate": LazyCommand(
+            target="probe_consumers.evaluate_cli:app", help="Judge a probe on the test part of recorded requests."
+        ),
+        "compare": LazyCommand(
+            target="probe_consumers.compare_cli:app", help="Compare two probes on the same requests."
+        ),
+        "drift": LazyCommand(
+            target="probe_consumers.drift_cli:app", help="Tell how far traffic is from what placed a probe's threshold."
+        ),
+        "import": LazyCommand(
+            target="undercurrent.cli.probe_importing:app", help="Write a direction from elsewhere as a probe's folder."
+        ),
+        "precision": LazyCommand(
+            target="probe_consumers.precision_cli:app", help="Say what a coarser recording costs a probe, and saves."
+        ),
+        "deploy": LazyCommand(
+            target="probe_consumers.rollout_cli:deploy", help="Put a version of a probe on trial, as a candidate."
+        ),
+        "mode": LazyCommand(
+            target="probe_consumers.rollout_cli:mode", help="Change what a probe may do: shadow, flag or abort."
+        ),
+        "promote": LazyCommand(
+            target="probe_consumers.rollout_cli:promote", help="Make the candidate the deployed version."
+        ),
+        "rollback": LazyCommand(
+            target="probe_consumers.rollout_cli:rollback", help="Drop the candidate, or go back to the version before."
+        ),
+        "pause": LazyCommand(
+            target="probe_consumers.rollout_cli:pause", help="Let a probe act on nobody, and go on recording."
+        ),
+        "resume": LazyCommand(
+            target="probe_consumers.rollout_cli:resume", help="Let a probe act again after a pause or a brake."
+        ),
+        "rollouts": LazyCommand(
+            target="probe_consumers.rollout_cli:rollouts", help="Show which versions are in force, and what was."
+        ),
+        "shadow": LazyCommand(
+            target="probe_consumers.shadow_cli:app", help="Compare a candidate with the version that guards."
+        ),
+    }
+
 
 app = typer.Typer(
-    help="Train probes, and make them of directions from elsewhere.", no_args_is_help=True, add_completion=False
+    cls=ProbeTree,
+    help="Train, judge and roll out probes, and make them of directions from elsewhere.",
+    no_args_is_help=True,
+    add_completion=False,
 )
 
 
 @app.callback()
 def probe() -> None:
-    """Train and import probes."""
-
-
-app.command()(train)
-
-
-@app.command("import")
-def import_(
-    file: Annotated[
-        Path, typer.Argument(exists=True, dir_okay=False, help="The direction: .safetensors, .npy, .npz or .json.")
-    ],
-    out: OutFolder,
-    layer: Annotated[int, typer.Option("--layer", min=0, help="0-based: the output of that decoder block.")],
-    threshold: Annotated[float, typer.Option("--threshold", help="Aggregated score from which the probe acts.")],
-    tensor_type: Annotated[str, typer.Option("--tensor-type", help="Which tensor of the layer.")] = "residual_stream",
-    name: Name = None,
-    version: Version = "1",
-    tensor: Annotated[str | None, typer.Option("--tensor", help="Which tensor of a file with several.")] = None,
-    row: Annotated[int | None, typer.Option("--row", min=0, help="Which row of a matrix.")] = None,
-    bias: Annotated[float | None, typer.Option("--bias", help="Offset; the file's, or 0, without it.")] = None,
-    aggregation: Annotated[
-        str,
-        typer.Option("--aggregation", help='A kind, or JSON as in probe.json: \'{"kind": "k_of_n", "k": 3, "n": 5}\'.'),
-    ] = "max",
-    positions: CountedPositions = Positions.ALL,
-    mode: Mode = None,
-    model: Annotated[
-        Path | None, typer.Option("--model", exists=True, file_okay=False, help="Folder of the model it was fitted on.")
-    ] = None,
-    force: Force = False,
-) -> None:
-    """Write a direction from elsewhere as a probe's folder: score = weight . row + bias.
-
-    Nothing in FILE is run: pickles are refused. Without --model the probe takes the streams of any model whose width
-    fits; with it, those of this one only.
-    """
-    from undercurrent.probes import LinearProbe
-    from undercurrent.probes.importing import read_direction
-
-    check_folder(out, force)
-    direction = read_direction(file, tensor, row)
-    settings: dict[str, Any] = {
-        "name": name or out.resolve().name,
-        "version": version,
-        "aggregation": parse_aggregation(aggregation),
-        "positions": positions.value,
-        "description": f"A direction from {file.name}{f', tensor {direction.tensor}' if direction.tensor else ''}.",
-    }
-    if mode is not None:
-        settings["mode"] = mode.value
-    if model is not None:
-        from undercurrent.adapters.fingerprint import model_fingerprint
-
-        settings["fingerprints"] = {"model": model_fingerprint(model)}
-    offset = bias if bias is not None else direction.bias or 0.0
-    made = LinearProbe.from_arrays(
-        direction.weight, offset, layer=layer, tensor_type=tensor_type, threshold=threshold, **settings
-    )
-    made.save(out)
-    sys.stdout.write(_told(made, out))
-
-
-def _told(made: LinearProbe, out: Path) -> str:
-    config = made.artefact.config
-    return (
-        f"{out}: {config.name} {config.version}, width {made.artefact.width}, layer {config.layer} of "
-        f"{config.tensor_type.value}, {config.aggregation.kind} >= {config.threshold}, "
-        f"fingerprint {made.fingerprint[:12]}\n"
-    )
+    """Train, judge and roll out probes, and make them of directions from elsewhere."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from undercurrent.errors import ConfigError
+from undercurrent.errors import ChoiceError, ConfigError
+
+if TYPE_CHECKING:
+    from undercurrent.evaluation.dataset import Dataset
 
 
 class Positions(StrEnum):
@@ -62,3 +66,29 @@ def parse_aggregation(text: str) -> Mapping[str, Any]:
     except ValueError as exc:
         raise ConfigError(f"--aggregation: {text!r:.100} is no JSON: {exc}") from exc
     return found
+
+
+@contextmanager
+def options_named() -> Iterator[None]:
+    """Say by which option something was asked for that the data does not have: a usage error.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    try:
+        yield
+    except ChoiceError as exc:
+        raise ConfigError(f"--{exc.field}: {exc}") from exc
+
+
+def chosen_point(data: Dataset, point: str | None) -> str:
+    """Return the point that was asked for, or the only one of a dataset.
+
+    Raises:
+        ConfigError: none was asked for, and there are several.
+    """
+    if point is not None:
+        return point
+    if len(data.points) != 1:
+        raise ConfigError(f"--point: which of {', '.join(data.points) or 'none'}?")
+    return data.points[0]

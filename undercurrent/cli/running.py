@@ -57,6 +57,10 @@ def run(app: typer.Typer, prog_name: str, argv: Sequence[str] | None = None, *, 
         # The reader went away, as `| head` does. What is still buffered would raise again when Python exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
+    except OSError as exc:
+        # A full disk, or a folder that may not be written: nothing that a traceback would help with.
+        complain(prog_name, str(exc))
+        return EXIT_FAILED
     # A command that ended by `typer.Exit` gives its code here, any other what it returned.
     return code if isinstance(code, int) else 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 
 
 def write_table(rows: Sequence[Mapping[str, object]]) -> None:
@@ -20,3 +21,15 @@ def write_table(rows: Sequence[Mapping[str, object]]) -> None:
     for cells in lines:
         line = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
         sys.stdout.write(line.rstrip() + "\n")
+
+
+def moment(at_us: int) -> str:
+    """Return a time for a person, in UTC; one that a clock got wrong by millennia as it is.
+
+    Args:
+        at_us: microseconds since the Unix epoch.
+    """
+    try:
+        return datetime.fromtimestamp(at_us / 1e6, UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{at_us} us"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from undercurrent.cli.options import Bootstrap, ConfigFile
-from undercurrent.errors import ConfigError, DecodeError, TopicError
+from undercurrent.errors import ConfigError, DecodeError, TopicError, UnreachableError
 
 if TYPE_CHECKING:
     from undercurrent.codec.avro import Codec
@@ -22,6 +23,7 @@ app = typer.Typer(add_completion=False)
 
 FETCH_RECORDS = 500
 POLL_S = 0.25
+STALL_S = 30.0
 
 
 class Start(StrEnum):
@@ -56,11 +58,11 @@ def tail(
     if start is Start.LATEST and not follow:
         raise ConfigError("--from latest shows nothing unless --follow waits for more")
     # Imported here: `--help` needs no Kafka client.
-    from undercurrent.codec.avro import Codec
     from undercurrent.kafka.client import Isolation
     from undercurrent.kafka.offsets import OffsetLookup
     from undercurrent.kafka.reader import AssignedReader
     from undercurrent.pipeline import connection, interactive, read_sections
+    from undercurrent.subjects import codec_of
 
     isolation = Isolation.READ_UNCOMMITTED if uncommitted else Isolation.READ_COMMITTED
     settings = interactive(connection(read_sections(config), bootstrap_servers))
@@ -69,7 +71,7 @@ def tail(
     ends = lookup.end(wanted, isolation=isolation)
     first = ends if start is Start.LATEST else lookup.beginning(wanted)
     starts = {(place.topic, place.number): offset for place, offset in first.items()}
-    codec = Codec()
+    codec = codec_of(settings)
     with AssignedReader(settings, starts, isolation=isolation, lookup=lookup) as reader:
         records = read(reader, None if follow else ends)
         matching = (record for record in records if key is None or record.key == key.encode())
@@ -99,13 +101,20 @@ def read(reader: AssignedReader, ends: Mapping[Partition, int] | None) -> Iterat
 
     Raises:
         TopicError: a partition cannot be read.
+        UnreachableError: up to some ends, and nothing arrives any more.
     """
+    moved_s, before = time.monotonic(), reader.positions
     while ends is None or any(reader.positions[partition] < end for partition, end in ends.items()):
         for record in reader.poll_batch(FETCH_RECORDS, POLL_S):
             if ends is None or record.offset < ends[record.source]:
                 yield record
         for event in reader.take_events():
             raise TopicError(f"{event.partition} at offset {event.position}: {event.reason}")
+        if reader.positions != before:
+            moved_s, before = time.monotonic(), reader.positions
+        elif ends is not None and time.monotonic() - moved_s > STALL_S:
+            behind = next(partition for partition, end in ends.items() if reader.positions[partition] < end)
+            raise UnreachableError(f"{reader.waiting or behind}: nothing arrived for {STALL_S:g} s")
 
 
 def line(record: Record, codec: Codec) -> str:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from undercurrent.cli.acls import acls
 from undercurrent.cli.options import Bootstrap, ConfigFile, PointsFile, Prefix
-from undercurrent.cli.planning import plan_of
+from undercurrent.cli.planning import groups_of, plan_of
 from undercurrent.cli.tables import write_table
 
 if TYPE_CHECKING:
@@ -17,17 +18,46 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Plan, create and check the topics.", no_args_is_help=True, add_completion=False)
 
+app.command()(acls)
+
 Json = Annotated[bool, typer.Option("--json", help="JSON lines instead of a table.")]
 
 
 @app.command()
-def plan(config: ConfigFile = None, points: PointsFile = None, prefix: Prefix = None, json_lines: Json = False) -> None:
-    """Print the topics that a configuration makes; asks no broker."""
-    from undercurrent.pipeline import read_sections
+def plan(
+    config: ConfigFile = None,
+    points: PointsFile = None,
+    prefix: Prefix = None,
+    bootstrap_servers: Bootstrap = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Ask no broker: the plan alone.")] = False,
+    json_lines: Json = False,
+) -> None:
+    """Print the topics that a configuration makes, and what `apply` would change.
 
-    planned = plan_of(read_sections(config), config, points, prefix)
+    Where the configuration or an option names a broker, it is asked, and so is the schema registry: `+` would be made,
+    `~` changed, and while there is a `!` apply refuses to do anything.
+    """
+    from undercurrent.pipeline import connection, interactive, names_brokers, read_sections
+
+    sections = read_sections(config)
+    planned = plan_of(sections, config, points, prefix)
     rows = [_row(topic) for topic in planned.topics()]
+    if offline or not names_brokers(sections, bootstrap_servers):
+        _print(rows, json_lines)
+        if not offline:
+            sys.stderr.write("no broker is named, so the cluster was not looked at: the plan alone\n")
+        return
+    from undercurrent.cli.topic_changes import find_changes
+
+    changes = find_changes(
+        interactive(connection(sections, bootstrap_servers)), planned, groups_of(sections, planned, config)
+    )
+    if json_lines:
+        _print([{**row, "change": changes.of(row["topic"])} for row in rows], json_lines)
+        return
     _print(rows, json_lines)
+    lines = list(changes.lines())
+    sys.stdout.write("\n" + "".join(f"{line}\n" for line in lines or ["nothing to change"]))
 
 
 @app.command()
@@ -37,27 +67,22 @@ def apply(
     prefix: Prefix = None,
     bootstrap_servers: Bootstrap = None,
 ) -> None:
-    """Create what is missing and mend settings; may be repeated.
+    """Create what is missing and mend settings, and register the schemas where there is a registry; may be repeated.
 
-    Nothing at all is done when a topic has another number of partitions than planned: that number decides where a key
-    lies and is never changed.
+    The changes are printed before anything is done. Nothing at all is done when a topic has another number of
+    partitions than planned: that number decides where a key lies and is never changed.
     """
-    from undercurrent.kafka.admin import DifferenceKind, TopicAdmin
+    from undercurrent.cli.topic_changes import find_changes, make_changes, summary
     from undercurrent.pipeline import connection, interactive, read_sections
 
     sections = read_sections(config)
     planned = plan_of(sections, config, points, prefix)
-    mended = TopicAdmin(interactive(connection(sections, bootstrap_servers))).apply(planned)
-    for difference in mended:
-        if difference.kind is DifferenceKind.MISSING:
-            count = f"{difference.planned} partition{'' if str(difference.planned) == '1' else 's'}"
-            sys.stdout.write(f"{difference.topic}: created with {count}\n")
-        else:
-            sys.stdout.write(f"{difference.topic}: {difference.key} set to {difference.planned}\n")
-    as_planned = len(planned.topics()) - len({difference.topic for difference in mended})
-    changed = len(planned.topics()) - as_planned
-    before = f"{as_planned} of {len(planned.topics())} topics were as planned"
-    sys.stdout.write(f"{before}; {changed} created or mended\n" if changed else f"{before}\n")
+    settings = interactive(connection(sections, bootstrap_servers))
+    changes = find_changes(settings, planned, groups_of(sections, planned, config))
+    sys.stdout.writelines(f"{line}\n" for line in changes.lines())
+    sys.stdout.flush()
+    make_changes(settings, changes)
+    sys.stdout.write(f"{summary(changes)}\n")
 
 
 @app.command("list")

@@ -112,17 +112,16 @@ def _check_fit(binding: Binding, loaded: LoadedProbe, points: Mapping[str, Extra
     from undercurrent.core import StreamFacts
     from undercurrent.probes import TrajectoryProbe
 
-    point = points.get(binding.point)
-    if point is None:
-        accepted = ", ".join(points) or "none, the specs have no points"
-        raise ConfigError(f"binding {binding.name!r}: field 'point': {binding.point!r}; accepted: {accepted}")
+    binding.check_points(points)
     if not isinstance(loaded.sample, TrajectoryProbe):
         return
+    # Rows of several points are shown as those of the first layer of the first.
+    point = points[binding.sources[0]]
     # Width and fingerprints are the model's, which nobody knows here: what the probe was fitted on stands in for them.
     artefact = loaded.sample.artefact
     facts = StreamFacts(
         prompt_len=0,
-        layers=point.layers,
+        layers=point.layers[:1] if binding.points else point.layers,
         width=artefact.width,
         tensor_type=point.tensor_type.value,
         model_fingerprint=artefact.config.fingerprints.model or "",

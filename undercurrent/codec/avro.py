@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from enum import StrEnum
 from functools import cache
 from importlib.resources import files
@@ -13,6 +13,7 @@ from types import NoneType, UnionType
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import fastavro
+from fastavro.read import SchemaResolutionError
 from fastavro.schema import fingerprint, to_parsing_canonical_form
 
 from undercurrent.codec.framing import Framing, SingleObjectFraming
@@ -26,7 +27,19 @@ _CLASSES: Mapping[str, type[Any]] = {
 SCHEMA_NAMES = tuple(_CLASSES)
 
 
-EARLIER = ("ActivationRecord.1", "StreamStarted.1")
+EARLIER = (
+    "ActivationRecord.1",
+    "StreamStarted.1",
+    "GenerationEvent.1",
+    "Label.1",
+    "ControlAck.1",
+    "StreamStarted.2",
+    "GenerationEvent.2",
+    "ControlAck.2",
+    "GenerationEvent.3",
+    "ControlCommand.1",
+    "StreamStarted.3",
+)
 """Schemas that earlier versions wrote with, oldest first: what stands on a topic stays readable."""
 
 
@@ -37,17 +50,44 @@ def load_schema(key: str) -> dict[str, Any]:
     Args:
         key: name of the record, for example `StreamStarted`, or one of `EARLIER`.
     """
-    path = f"earlier/{key}.avsc" if key in EARLIER else f"{key}.avsc"
-    text = files("undercurrent.schemas").joinpath(path).read_text(encoding="utf-8")
-    return cast(dict[str, Any], fastavro.parse_schema(json.loads(text), named_schemas={}))
+    return cast(dict[str, Any], fastavro.parse_schema(json.loads(schema_text(key)), named_schemas={}))
 
 
 @cache
 def load_fingerprint(key: str) -> bytes:
     """Return the CRC-64-AVRO fingerprint of a schema's canonical form, 8 bytes little-endian."""
-    text: str = fingerprint(to_parsing_canonical_form(load_schema(key)), "CRC-64-AVRO")
+    return fingerprint_of(load_schema(key))
+
+
+def fingerprint_of(schema: dict[str, Any]) -> bytes:
+    """Return the CRC-64-AVRO fingerprint of a parsed schema's canonical form, 8 bytes little-endian."""
+    text: str = fingerprint(to_parsing_canonical_form(schema), "CRC-64-AVRO")
     # fastavro prints the fingerprint's bytes in the order in which single-object encoding stores them.
     return bytes.fromhex(text)
+
+
+def schema_text(key: str) -> str:
+    """Return the text of one of the schemas, as it is told to others: with its words."""
+    path = f"earlier/{key}.avsc" if key in EARLIER else f"{key}.avsc"
+    return files("undercurrent.schemas").joinpath(path).read_text(encoding="utf-8")
+
+
+def versions_of(name: str) -> list[str]:
+    """Return the keys of every released version of a schema, oldest first; the last one is the name itself."""
+    return [*(key for key in EARLIER if key.partition(".")[0] == name), name]
+
+
+_FAULTS = (
+    EOFError,
+    ValueError,
+    TypeError,
+    IndexError,
+    KeyError,
+    OverflowError,
+    MemoryError,
+    SchemaResolutionError,
+)
+"""What reading bytes that are not what their schema says may raise."""
 
 
 def schema_name(message: Message) -> str:
@@ -96,37 +136,59 @@ class Codec:
         """Return the frame that stands before a body of the schema `name`."""
         return self._framing.header(name)
 
+    def schema_of(self, data: bytes) -> tuple[str, int]:
+        """Return the key of the schema that wrote some bytes, `NAME` or `NAME.VERSION`, and the length of their frame.
+
+        Raises:
+            DecodeError: they have no frame that is known here, or are of an unknown schema.
+            UnreachableError: a schema registry would have to say, and does not answer.
+        """
+        return self._framing.schema_of(data)
+
     def decode(self, data: bytes | None) -> Message:
         """Return the message in some bytes.
 
         Raises:
             DecodeError: they are empty, of an unknown schema, cut short, or not what the schema says.
+            UnreachableError: a schema registry would have to say what they are, and does not answer.
         """
         if not data:
             raise DecodeError("no bytes: a tombstone or an empty value")
         key, start = self._framing.schema_of(data)
+        writer = self._schemas.get(key) or self._framing.foreign(key) or {}
         name = key.partition(".")[0]
         # What an earlier schema did not have yet gets this version's default.
         reader = None if key == name else self._schemas[name]
         stream = io.BytesIO(data)
         stream.seek(start)
         try:
-            fields = cast(dict[str, Any], fastavro.schemaless_reader(stream, self._schemas[key], reader))
+            fields = cast(dict[str, Any], fastavro.schemaless_reader(stream, writer, reader))
             rest = len(data) - stream.tell()
             if rest:
                 raise DecodeError(f"{name}: {rest} bytes after the end of the record")
             message: Message = self._builders[name](fields)
-        except (EOFError, ValueError, TypeError, IndexError, KeyError, OverflowError, MemoryError) as exc:
+        except _FAULTS as exc:
             raise DecodeError(f"{name}: {type(exc).__name__}: {exc}") from exc
         return message
 
 
+_ATOMS = frozenset((str, int, float, bool, bytes, NoneType))
+"""Types of nearly all fields, which are encoded as they are."""
+
+
 def _plain(value: Any) -> Any:  # noqa: ANN401 - any field's value
-    if dataclasses.is_dataclass(value):
-        return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    names = _field_names(cast(Hashable, type(value)))
+    if names is not None:
+        return {name: item if type(item := getattr(value, name)) in _ATOMS else _plain(item) for name in names}
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [item if type(item) in _ATOMS else _plain(item) for item in value]
     return value
+
+
+@cache
+def _field_names(kind: Hashable) -> tuple[str, ...] | None:
+    """Return the names of a dataclass's fields, None where it is none."""
+    return tuple(item.name for item in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
 
 
 def _builder(cls: type[Any]) -> Callable[[dict[str, Any]], Any]:

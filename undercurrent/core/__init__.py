@@ -12,7 +12,7 @@ from undercurrent.core.registry import (
     register_probe,
     unregister_probe,
 )
-from undercurrent.core.results import Coverage, ProbeAction, ProbeResult, ProbeSignal, RequestContext, StreamFacts
+from undercurrent.core.results import Coverage, Part, ProbeAction, ProbeResult, ProbeSignal, RequestContext, StreamFacts
 from undercurrent.errors import ProbeNotFoundError
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Coverage",
     "FunctionProbe",
     "LayeredProbe",
+    "Part",
     "Probe",
     "ProbeAction",
     "ProbeFactory",

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 from undercurrent.core.probe import Probe
 from undercurrent.core.registry import default_registry
 from undercurrent.core.results import ProbeAction, ProbeResult, ProbeSignal, RequestContext, as_action
 from undercurrent.errors import ProbeError
 from undercurrent.spec import ActivationRecord, ProbeKind
+
+_MOST_SIGNALS = 100
+"""How many signals of a request outlast a state: a function may give one for each token."""
 
 ProbeFunction = Callable[[ActivationRecord], "float | bool | ProbeSignal | None"]
 
@@ -68,6 +71,26 @@ class FunctionProbe(Probe):
         verdict = "triggered" if self._signals else "clear"
         metadata = {} if self._score is None else {"score": self._score}
         return ProbeResult(self.request_id, self.extraction_point_name, verdict, list(self._signals), metadata)
+
+    def state(self) -> dict[str, Any]:
+        """Return the state as plain data: the best score, and the first signals."""
+        told = [[item.action.value, item.token_pos, item.layer, item.score] for item in self._signals]
+        return {"score": self._score, "signals": told[:_MOST_SIGNALS]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state.
+
+        Raises:
+            ProbeError: it is none of a function probe.
+        """
+        try:
+            self._score = None if state["score"] is None else float(state["score"])
+            self._signals = [
+                ProbeSignal(as_action(action), token_pos=token_pos, layer=layer, score=score)
+                for action, token_pos, layer, score in state["signals"]
+            ]
+        except (KeyError, TypeError, ValueError) as exc:
+            raise ProbeError(f"the state of probe {self.probe_name!r} is damaged: {exc!r}") from exc
 
 
 def probe(

@@ -85,6 +85,27 @@ class ProbeResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One point's share of the rows of a stream that joins several.
+
+    Args:
+        point: the extraction point.
+        layers: its layers, in the order in which their values follow one another.
+        width: elements of one of them.
+        tensor_type: which tensor of those layers.
+        start: first element of a joined row that is its own.
+        stop: element after the last one.
+    """
+
+    point: str
+    layers: tuple[int, ...]
+    width: int
+    tensor_type: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamFacts:
     """What is known of a stream when it opens, as far as a probe may care.
 
@@ -100,6 +121,7 @@ class StreamFacts:
         lora: LoRA adapter, empty for none.
         quantization: quantisation, empty for none.
         row_shape: shape of one row where it is not [width]: kv and router_topk have one.
+        parts: what a row is made of, where it joins several points; empty where it is of one.
     """
 
     prompt_len: int
@@ -113,6 +135,7 @@ class StreamFacts:
     lora: str = ""
     quantization: str = ""
     row_shape: tuple[int, ...] = ()
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,12 +47,6 @@ class Censoring:
     false_stops: Figure
     false_among_stops: Figure
     tokens_saved: Figure
-
-
-def in_holdout(request_id: str, holdout_share: float, salt: str = "") -> bool:
-    """Return whether a request runs to its end whatever a probe says: a pure function of its id."""
-    digest = hashlib.sha256(f"holdout\0{salt}\0{request_id}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") < holdout_share * 2**64
 
 
 def without_cut_labels(table: pd.DataFrame) -> pd.DataFrame:

@@ -14,8 +14,8 @@ from scipy.stats import binomtest
 from undercurrent.errors import EvaluationError
 from undercurrent.evaluation.figures import LEAST, Figure, needs
 from undercurrent.evaluation.inputs import POSITIVE, UNKNOWN
+from undercurrent.evaluation.markup import grid
 from undercurrent.evaluation.metrics import Bools, Floats
-from undercurrent.evaluation.page import grid
 from undercurrent.evaluation.report import Report
 from undercurrent.evaluation.resampling import Bootstrap, Rounds, Sample, auroc_rounds, mean_rounds, too_few
 
@@ -118,7 +118,7 @@ def compare(first: Report | Path, second: Report | Path, *, bootstrap: Bootstrap
         second=other.findings.name,
         n=len(ids),
         left_out=len(mine) + len(theirs) - 2 * len(ids),
-        auroc=_auroc_gain(sample, _ranked(a), _ranked(b), bootstrap),
+        auroc=auroc_gain(sample, ranked(a), ranked(b), bootstrap),
         tpr=_rate_gain(sample, fired_a, fired_b, True, bootstrap),
         fpr=_rate_gain(sample, fired_a, fired_b, False, bootstrap),
         positives=_mcnemar(sample, fired_a, fired_b, True),
@@ -133,7 +133,7 @@ def _tested(report: Report) -> pd.DataFrame:
     return table[(table["part"] == "test") & (table["label"] != UNKNOWN)].set_index("request_id")
 
 
-def _ranked(table: pd.DataFrame) -> Floats:
+def ranked(table: pd.DataFrame) -> Floats:
     """Return scores with a missing one below all."""
     scores = table["score"].to_numpy(np.float64)
     lowest = np.nextafter(np.nanmin(scores), -np.inf) if np.isfinite(scores).any() else 0.0
@@ -148,7 +148,8 @@ def _fired(report: Report, table: pd.DataFrame) -> Bools | Figure:
     return np.asarray(table["score"].to_numpy(np.float64) >= point.threshold, dtype=np.bool_)
 
 
-def _auroc_gain(sample: Sample, first: Floats, second: Floats, bootstrap: Bootstrap) -> Figure:
+def auroc_gain(sample: Sample, first: Floats, second: Floats, bootstrap: Bootstrap) -> Figure:
+    """Return the first's AUROC minus the second's, on paired resamples of groups."""
     few = too_few(sample)
     if few is not None:
         return few
@@ -176,8 +177,18 @@ def _mcnemar(sample: Sample, first: Bools | Figure, second: Bools | Figure, labe
     if isinstance(first, Figure) or isinstance(second, Figure):
         return None
     chosen = sample.labels == label
-    only_first = int((first & ~second & chosen).sum())
-    only_second = int((second & ~first & chosen).sum())
+    return mcnemar(first[chosen], second[chosen])
+
+
+def mcnemar(first: Bools, second: Bools) -> McNemar:
+    """Return McNemar's exact test on the decisions of two probes on the same requests.
+
+    Args:
+        first: True where the first acts, [n].
+        second: True where the second acts, [n].
+    """
+    only_first = int((first & ~second).sum())
+    only_second = int((second & ~first).sum())
     apart = only_first + only_second
     return McNemar(
         only_first=only_first,

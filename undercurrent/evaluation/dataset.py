@@ -9,9 +9,10 @@ for block in data.blocks("residual", split="fit", label="harmful"):
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -19,12 +20,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from undercurrent.errors import DatasetError
+from undercurrent.core import StreamFacts
+from undercurrent.errors import ChoiceError, DatasetError
 from undercurrent.evaluation.dataset_format import (
     LABEL_PREFIX,
     LABELS,
@@ -33,6 +33,7 @@ from undercurrent.evaluation.dataset_format import (
     check_files,
     data_file,
     read_manifest,
+    read_table,
     tensor_file,
     tensor_key,
     write_manifest,
@@ -41,6 +42,7 @@ from undercurrent.evaluation.dataset_split import PARTS
 from undercurrent.evaluation.dataset_tensors import Tensor, TensorFile
 
 _KEY = ["request_id", "attempt", "index"]
+_STREAM_FIELDS = tuple(field.name for field in fields(StreamFacts))
 _ROW_COLUMNS = [*_KEY, "point", "layer", "token_pos", "is_generated", "token_id", "row"]
 
 
@@ -59,6 +61,7 @@ class RequestBlock:
         is_generated: bool [n].
         token_ids: int32 [n], -1 where one is not known.
         rows: by layer, [n, width] in the recorded element type.
+        stream: what was known of its stream when it opened; None where nobody recorded it.
     """
 
     request_id: str
@@ -71,6 +74,12 @@ class RequestBlock:
     is_generated: NDArray[np.bool_]
     token_ids: NDArray[np.int32]
     rows: dict[int, NDArray[Any]]
+    stream: StreamFacts | None = None
+
+    @property
+    def name(self) -> str:
+        """The request as figures name it: children of one request are requests of their own."""
+        return self.request_id if self.index == 0 else f"{self.request_id}#{self.index}"
 
 
 class Dataset:
@@ -123,7 +132,7 @@ class Dataset:
         """
         kinds = self.manifest["points"].get(point)
         if kinds is None:
-            raise DatasetError(f"{self.path}: no point {point!r}; it has {', '.join(self.points) or 'none'}")
+            raise ChoiceError("point", f"{self.path}: no point {point!r}; it has {', '.join(self.points) or 'none'}")
         return tuple(sorted({layer for kind in kinds for layer in kind["layers"]}))
 
     def shards(self, split: str) -> list[int]:
@@ -177,17 +186,21 @@ class Dataset:
         chosen = self.layers(point) if layers is None else tuple(layers)
         for layer in chosen:
             if layer not in self.layers(point):
-                raise DatasetError(f"{self.path}: {point}: no layer {layer}; it has {list(self.layers(point))}")
+                raise ChoiceError(
+                    "layers", f"{self.path}: {point}: no layer {layer}; it has {list(self.layers(point))}"
+                )
         column = None if label is None else LABEL_PREFIX + label
         if column is not None and column not in self.requests:
             known = [name.removeprefix(LABEL_PREFIX) for name in self.requests if name.startswith(LABEL_PREFIX)]
-            raise DatasetError(f"{self.path}: no label {label!r}; it has {', '.join(known) or 'none'}")
+            raise ChoiceError("label", f"{self.path}: no label {label!r}; it has {', '.join(known) or 'none'}")
         wanted = self.requests if void else self.requests[~self.requests["void"]]
         facts = wanted.set_index(_KEY)[["group", *([column] if column else [])]].to_dict("index")
-        streams = self.streams[self.streams["point"] == point].set_index(_KEY)["positions"].to_dict()
+        mine = self.streams[self.streams["point"] == point].set_index(_KEY)
+        streams, started, placed = (mine[name].to_dict() for name in ("positions", "started", "split"))
         expected = {key: count for key, count in streams.items() if key in facts and count}
         for part in PARTS if split is None else (split,):
-            for key, frame in self._gathered(point, part, expected):
+            here = {key: count for key, count in expected.items() if placed[key] == part}
+            for key, frame in self._gathered(point, part, here):
                 yield RequestBlock(
                     request_id=key[0],
                     attempt=int(key[1]),
@@ -195,6 +208,7 @@ class Dataset:
                     split=part,
                     group=facts[key]["group"],
                     label="unknown" if column is None else facts[key][column],
+                    stream=stream_facts(started[key]),
                     **self._arrays(frame, point, part, chosen),
                 )
 
@@ -215,48 +229,64 @@ class Dataset:
         """Return what is wrong with its files, by their sums in the manifest; empty if nothing is."""
         return check_files(self.path, self.manifest)
 
+    def _check(self, *names: str) -> None:
+        """Refuse files that are not those that were written; each is read for it once."""
+        wrong = check_files(self.path, self.manifest, [name for name in names if name not in self._checked])
+        if wrong:
+            raise DatasetError(f"{self.path}: {wrong[0]}: it was changed or damaged after it was exported")
+        self._checked.update(names)
+
+    @cached_property
+    def _checked(self) -> set[str]:
+        return set()
+
     def _frame(self, name: str) -> pd.DataFrame:
-        try:
-            return pq.read_table(self.path / name).to_pandas()
-        except (OSError, pa.ArrowInvalid) as exc:
-            raise DatasetError(f"{self.path / name}: cannot be read: {exc}") from exc
+        if name in self.manifest["files"]:
+            self._check(name)
+        return read_table(self.path / name).to_pandas()
 
     def _gathered(
         self, point: str, part: str, expected: Mapping[tuple[str, int, int], int]
     ) -> Iterator[tuple[tuple[str, int, int], pd.DataFrame]]:
         """Yield the table rows of each request, when the last file that has some was read."""
+        left = dict(expected)
         waiting: defaultdict[tuple[str, int, int], list[pd.DataFrame]] = defaultdict(list)
         for number in self.shards(part):
-            table = pq.read_table(self.path / data_file(part, number), columns=_ROW_COLUMNS)
+            self._check(data_file(part, number), tensor_file(part, number))
+            table = read_table(self.path / data_file(part, number), _ROW_COLUMNS)
             frame = table.filter(pc.equal(table["point"], point)).to_pandas().assign(shard=number)
             for key, mine in frame.groupby(_KEY, sort=False):
-                if key not in expected:
+                if key not in left:
                     continue
                 waiting[key].append(mine)
-                if sum(piece["token_pos"].nunique() for piece in waiting[key]) >= expected[key]:
-                    yield key, pd.concat(waiting.pop(key), ignore_index=True)
+                if sum(piece["token_pos"].nunique() for piece in waiting[key]) >= left[key]:
+                    del left[key]
+                    pieces = waiting.pop(key)
+                    yield key, pieces[0] if len(pieces) == 1 else pd.concat(pieces, ignore_index=True)
             # Pages of a file that was read count as this process's memory for as long as it is mapped.
             self._tensors.clear()
-        if waiting:
-            key, pieces = next(iter(waiting.items()))
-            found = sum(piece["token_pos"].nunique() for piece in pieces)
+        if left:
+            key = next(iter(waiting or left))
+            found = sum(piece["token_pos"].nunique() for piece in waiting[key])
             raise DatasetError(
-                f"{self.path}: {key[0]} (attempt {key[1]}) at {point}: {found} positions, "
-                f"{STREAMS} says {expected[key]}"
+                f"{self.path}: {key[0]} (attempt {key[1]}) at {point}: {found} positions, {STREAMS} says {left[key]}"
             )
 
     def _arrays(self, frame: pd.DataFrame, point: str, part: str, layers: Sequence[int]) -> dict[str, Any]:
+        # Columns as arrays: a frame for each layer of each request costs several times what the rows do.
+        column = {name: frame[name].to_numpy() for name in ("layer", "token_pos", "shard", "row", "is_generated")}
         rows: dict[int, NDArray[Any]] = {}
-        mine = frame
+        mine = np.arange(len(frame))
         for layer in layers:
-            mine = frame[frame["layer"] == layer].sort_values("token_pos", kind="stable")
+            mine = np.flatnonzero(column["layer"] == layer)
+            mine = mine[np.argsort(column["token_pos"][mine], kind="stable")]
             tensor = self._tensor(point, layer, part)
-            rows[layer] = tensor[tensor.index(mine["shard"].to_numpy(), mine["row"].to_numpy())]
+            rows[layer] = tensor[tensor.index(column["shard"][mine], column["row"][mine])]
         return {
             "rows": rows,
-            "positions": mine["token_pos"].to_numpy(np.int32),
-            "is_generated": mine["is_generated"].to_numpy(np.bool_),
-            "token_ids": mine["token_id"].fillna(-1).to_numpy(np.int32),
+            "positions": column["token_pos"][mine].astype(np.int32),
+            "is_generated": column["is_generated"][mine].astype(np.bool_),
+            "token_ids": frame["token_id"].fillna(-1).to_numpy()[mine].astype(np.int32),
         }
 
     def _tensor(self, point: str, layer: int, part: str) -> Tensor:
@@ -268,3 +298,10 @@ class Dataset:
     def _tensors(self) -> dict[tuple[str, int, str], Tensor]:
         """Maps that stay open while requests are read."""
         return {}
+
+
+def stream_facts(started: str) -> StreamFacts:
+    """Return what was known of a stream when it opened, from the column `started` of `streams.parquet`."""
+    told = json.loads(started)
+    known = {name: told[name] for name in _STREAM_FIELDS if name in told}
+    return StreamFacts(**known | {name: tuple(known[name]) for name in ("layers", "row_shape") if name in known})

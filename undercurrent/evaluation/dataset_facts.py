@@ -22,14 +22,17 @@ from undercurrent.protocol.messages import GenerationEvent, Label, ProbeVerdict,
 _STREAM_FIELDS = tuple(STREAM_SCHEMA.names)
 _LABEL_FIELDS = tuple(LABEL_SCHEMA.names)
 _TABLES = f"""
-CREATE TABLE prompts (request_id TEXT PRIMARY KEY, prompt TEXT, metadata TEXT, tenant TEXT, created_at_us INTEGER);
-CREATE TABLE groups (grp TEXT PRIMARY KEY, latest_us INTEGER);
+CREATE TABLE prompts (request_id TEXT PRIMARY KEY, prompt TEXT, metadata TEXT, tenant TEXT, created_at_us INTEGER,
+    grp TEXT, drawn TEXT, exact INTEGER, near INTEGER);
+CREATE TABLE groups (grp TEXT PRIMARY KEY, latest_us INTEGER, part TEXT);
 CREATE TABLE finals (request_id TEXT, child INTEGER, attempt INTEGER, text TEXT, generated_tokens INTEGER,
-    outcome TEXT, finish_reason TEXT, aborted_by TEXT, aborted_at INTEGER, PRIMARY KEY (request_id, child));
+    outcome TEXT, finish_reason TEXT, aborted_by TEXT, aborted_at INTEGER, holdout INTEGER, holdout_share REAL,
+    PRIMARY KEY (request_id, child));
 CREATE TABLE scores (request_id TEXT, attempt INTEGER, child INTEGER, point TEXT, probe TEXT, first INTEGER,
     last INTEGER, layers TEXT, positions BLOB, scores BLOB);
 CREATE INDEX scores_of ON scores (request_id, attempt, child, point, probe);
-CREATE TABLE labels ({", ".join(f'"{name}"' for name in _LABEL_FIELDS)}, PRIMARY KEY (request_id, name, source));
+CREATE TABLE labels ({", ".join(f'"{name}"' for name in _LABEL_FIELDS)},
+    PRIMARY KEY (request_id, name, source, token_start));
 CREATE TABLE streams ({", ".join(f'"{name}"' for name in _STREAM_FIELDS)});
 CREATE INDEX streams_of ON streams (request_id, attempt, "index");
 """
@@ -43,6 +46,23 @@ class PromptFacts:
     metadata: Mapping[str, str] | None = None
     tenant: str | None = None
     created_at_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a request stands in the split.
+
+    Args:
+        drawn: the part that its group's hash drew.
+        part: the part that it is in.
+        exact: code of its prompt; equal ones have one.
+        near: code of the prompts that share a passage.
+    """
+
+    drawn: str
+    part: str
+    exact: int
+    near: int
 
 
 class FactStore:
@@ -66,31 +86,41 @@ class FactStore:
 
     # --- in
 
-    def add_prompt(self, prompt: PromptRequest) -> None:
-        """Take a prompt; of several with one id the first counts, as for the engine."""
+    def add_prompt(self, prompt: PromptRequest, group: str) -> None:
+        """Take a prompt and the hash of its group; of several with one id the first counts, as for the engine."""
         self._db.execute(
-            "INSERT OR IGNORE INTO prompts VALUES (?, ?, ?, ?, ?)",
+            "INSERT OR IGNORE INTO prompts VALUES (?, ?, ?, ?, ?, ?, NULL, NULL, NULL)",
             (
                 prompt.request_id,
                 prompt.prompt,
                 json.dumps(dict(prompt.metadata), ensure_ascii=False),
                 prompt.tenant,
                 prompt.created_at_us,
+                group,
             ),
         )
-
-    def add_group(self, group: str, at_us: int) -> None:
-        """Take note of when a group had a request."""
+        at_us = prompt.created_at_us
         self._db.execute(
-            "INSERT INTO groups VALUES (?, ?) ON CONFLICT (grp) DO UPDATE SET latest_us = max(latest_us, ?)",
+            "INSERT INTO groups VALUES (?, ?, NULL) ON CONFLICT (grp) DO UPDATE SET latest_us = max(latest_us, ?)",
             (group, at_us, at_us),
         )
 
+    def add_places(self, places: Iterable[Place]) -> None:
+        """Take what is said of all prompts, in the order of `groups`."""
+        self._db.executemany(
+            "UPDATE prompts SET drawn = ?, exact = ?, near = ? WHERE rowid = ?",
+            ((place.drawn, place.exact, place.near, row) for row, place in enumerate(places, 1)),
+        )
+
+    def add_parts(self, parts: Mapping[str, str]) -> None:
+        """Take the part of each group, by its hash."""
+        self._db.executemany("UPDATE groups SET part = ? WHERE grp = ?", ((part, name) for name, part in parts.items()))
+
     def add_final(self, final: GenerationEvent, text: str) -> None:
         """Take the valid final of a child and all of its text."""
-        cause = final.abort
+        cause, held = final.abort, final.holdout
         self._db.execute(
-            "INSERT OR IGNORE INTO finals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR IGNORE INTO finals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 final.request_id,
                 final.index,
@@ -101,6 +131,8 @@ class FactStore:
                 final.finish_reason,
                 None if cause is None else cause.probe or cause.source.value,
                 None if cause is None else cause.token_pos,
+                None if held is None else held.held,
+                None if held is None else held.share,
             ),
         )
 
@@ -127,10 +159,12 @@ class FactStore:
         )
 
     def add_label(self, label: Label) -> None:
-        """Take a label; it replaces the one that its source gave before."""
+        """Take a label, a row per span; it replaces the one that its source gave before."""
+        self.drop_label(label.request_id, label.name, label.source)
         marks = ", ".join("?" * len(_LABEL_FIELDS))
-        values = [getattr(label, name) for name in _LABEL_FIELDS]
-        self._db.execute(f"INSERT OR REPLACE INTO labels VALUES ({marks})", values)  # noqa: S608 - our own names
+        for start, end in label.spans or ((None, None),):
+            fields = {name: getattr(label, name) for name in _LABEL_FIELDS} | {"token_start": start, "token_end": end}
+            self._db.execute(f"INSERT INTO labels VALUES ({marks})", tuple(fields.values()))  # noqa: S608 - our own names
 
     def drop_label(self, request_id: str, name: str, source: str) -> None:
         """Forget a label that was taken back."""
@@ -170,10 +204,28 @@ class FactStore:
         ).fetchone()
         return PromptFacts() if found is None else PromptFacts(found[0], json.loads(found[1]), found[2], found[3])
 
-    def latest_us(self, group: str) -> int:
-        """Return when a group's latest request was made, 0 where nothing is known."""
-        found = self._db.execute("SELECT latest_us FROM groups WHERE grp = ?", (group,)).fetchone()
-        return 0 if found is None else int(found[0])
+    def groups(self) -> list[tuple[str, int]]:
+        """Return of each prompt the hash of its group and when that group's latest request was made."""
+        return self._db.execute(
+            "SELECT grp, latest_us FROM prompts JOIN groups USING (grp) ORDER BY prompts.rowid"
+        ).fetchall()
+
+    def texts(self) -> Iterator[str | None]:
+        """Yield the text of each prompt, in the order of `groups`."""
+        return (text for (text,) in self._db.execute("SELECT prompt FROM prompts ORDER BY rowid"))
+
+    def part_of(self, group: str) -> str | None:
+        """Return the part of a group, None where no prompt of it is known."""
+        found = self._db.execute("SELECT part FROM groups WHERE grp = ?", (group,)).fetchone()
+        return None if found is None else found[0]
+
+    def places(self) -> list[Place]:
+        """Return what was said of the prompts of those requests that have a stream."""
+        found = self._db.execute(
+            "SELECT drawn, part, exact, near FROM prompts JOIN groups USING (grp) "
+            "WHERE request_id IN (SELECT request_id FROM streams)"
+        )
+        return [Place(*row) for row in found]
 
     def scores(
         self,
@@ -213,12 +265,14 @@ class FactStore:
         """Yield the labels of requests that have a stream, by request and name."""
         return self._rows(
             "SELECT * FROM labels WHERE request_id IN (SELECT request_id FROM streams) "
-            "ORDER BY request_id, name, source"
+            "ORDER BY request_id, name, source, token_start"
         )
 
     def labels_of(self, request_id: str) -> list[tuple[str, str]]:
         """Return name and value of every label of a request."""
-        return self._db.execute("SELECT name, value FROM labels WHERE request_id = ?", (request_id,)).fetchall()
+        return self._db.execute(
+            "SELECT name, min(value) FROM labels WHERE request_id = ? GROUP BY name, source", (request_id,)
+        ).fetchall()
 
     def streams(self) -> Iterator[dict[str, Any]]:
         """Yield the streams, in the order in which they were added."""

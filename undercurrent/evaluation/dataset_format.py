@@ -5,7 +5,7 @@
       manifest.json                  written last: a folder without one was not finished
       requests.parquet               a row per (request, attempt, child)
       streams.parquet                a row per (request, attempt, child, point): how its capture began and ended
-      labels.parquet                 a row per label
+      labels.parquet                 a row per label and span
       data/{part}-00000.parquet      a row per (token, layer)
       tensors/{part}-00000.safetensors   key {point}.{layer}: [rows, width]
 
@@ -22,14 +22,18 @@ from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from undercurrent.errors import DatasetError
 from undercurrent.evaluation.dataset_split import PARTS
+from undercurrent.files import write_text
 
 FORMAT = "undercurrent-dataset"
 VERSION = 1
 LAYER_CONVENTION = "layer is 0-based and means that decoder block's output; token_pos is absolute over prompt plus text"
 MANIFEST = "manifest.json"
+UNFINISHED = ".unfinished"
+"""Lies in the folder for as long as an export writes it."""
 README = "README.md"
 REQUESTS, STREAMS, LABELS = "requests.parquet", "streams.parquet", "labels.parquet"
 SCORE_PREFIX, LABEL_PREFIX = "score.", "label."
@@ -104,6 +108,8 @@ REQUEST_SCHEMA = pa.schema(
         ("finish_reason", pa.string()),
         ("aborted_by", pa.string()),
         ("aborted_at", pa.int32()),
+        ("holdout", pa.bool_()),
+        ("holdout_share", pa.float64()),
         ("complete", pa.bool_()),
         ("partial", pa.bool_()),
         ("missing", pa.int64()),
@@ -114,7 +120,11 @@ REQUEST_SCHEMA = pa.schema(
         ("quantization", pa.string()),
     ]
 )
-"""`void`: another attempt is the valid one, or rows of this one are void. Labels follow, `label.{name}`."""
+"""Requests.
+
+`void`: another attempt is the valid one, or rows of this one are void. `holdout`: no probe's abort was applied, of
+`holdout_share` of the requests; both null where the final does not say. Labels follow, `label.{name}`.
+"""
 
 LABEL_SCHEMA = pa.schema(
     [
@@ -158,8 +168,10 @@ def sha256_of(path: Path) -> str:
 
 
 def file_facts(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return size and SHA-256 of every file of a dataset but its manifest, by relative name."""
-    found = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    """Return size and SHA-256 of every file of a dataset but its manifest and what begins with a dot, by name."""
+    found = sorted(
+        path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST and path.name[0] != "."
+    )
     return {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in found
     }
@@ -168,7 +180,7 @@ def file_facts(folder: Path) -> dict[str, dict[str, Any]]:
 def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Write the manifest in one step: it is there whole, or as it was."""
     fresh = folder / (MANIFEST + ".new")
-    fresh.write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_text(fresh, json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
     fresh.replace(folder / MANIFEST)
 
 
@@ -182,21 +194,51 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as exc:
-        raise DatasetError(f"{folder}: no {MANIFEST}: this is no dataset, or its export did not finish") from exc
+        begun = (folder / UNFINISHED).exists()
+        why = "its export did not finish: run it again" if begun else "this is no dataset, or its export did not finish"
+        raise DatasetError(f"{folder}: no {MANIFEST}: {why}") from exc
     except (ValueError, OSError) as exc:
         raise DatasetError(f"{path}: cannot be read: {exc}") from exc
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise DatasetError(f"{path}: field 'format': expected {FORMAT!r}")
     if manifest.get("version") != VERSION:
         raise DatasetError(f"{path}: field 'version': {manifest.get('version')!r}; this version reads {VERSION}")
+    for name in ("files", "points", "split", "counts"):
+        if not isinstance(manifest.get(name), dict):
+            raise DatasetError(f"{path}: field {name!r}: expected an object: export the dataset again")
     return cast(dict[str, Any], manifest)
 
 
-def check_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with a dataset's files: one line for each that is missing or has changed."""
+def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """Return a table of a dataset.
+
+    Args:
+        path: of the file.
+        columns: those that are wanted; all by default.
+
+    Raises:
+        DatasetError: it is missing, damaged, or has no such column.
+    """
+    try:
+        return pq.read_table(path, columns=None if columns is None else list(columns))
+    except (OSError, pa.ArrowException) as exc:
+        raise DatasetError(f"{path}: cannot be read: {exc}") from exc
+
+
+def check_files(folder: Path, manifest: Mapping[str, Any], names: Iterable[str] | None = None) -> list[str]:
+    """Return what is wrong with a dataset's files: one line for each that is missing or has changed.
+
+    Args:
+        folder: of the dataset.
+        manifest: its manifest.
+        names: some of its files; all by default.
+    """
     wrong = []
-    for name, facts in manifest["files"].items():
-        path = folder / name
+    for name in manifest["files"] if names is None else names:
+        path, facts = folder / name, manifest["files"].get(name)
+        if facts is None:
+            wrong.append(f"{name}: the manifest does not name it")
+            continue
         if not path.is_file():
             wrong.append(f"{name}: is missing")
         elif path.stat().st_size != facts["bytes"]:
@@ -248,6 +290,7 @@ def readme(manifest: Mapping[str, Any], data_files: Sequence[str]) -> str:
             *(
                 f'data.tensor("{point}", {facts[0]["layers"][0]}, "fit")   # memory-mapped [rows, width]'
                 for point, facts in list(manifest["points"].items())[:1]
+                if facts and facts[0]["layers"]
             ),
             "```",
             "",

@@ -35,10 +35,11 @@ class SplitRule:
 
     def __post_init__(self) -> None:
         """Refuse shares that are none."""
-        if min(self.shares) < 0 or abs(sum(self.shares) - 1) > 1e-6 or self.shares[0] + self.shares[1] <= 0:
+        no_rest = self.test_after_us is not None and self.shares[0] + self.shares[1] <= 0
+        if min(self.shares) < 0 or abs(sum(self.shares) - 1) > 1e-6 or no_rest:
             raise ConfigError(f"split {list(self.shares)}: expected shares of fit, threshold and test that add up to 1")
 
-    def part_of(self, group: str, latest_us: int) -> str:
+    def part_of(self, group: str, latest_us: int = 0) -> str:
         """Return the part of a group.
 
         Args:

@@ -23,6 +23,7 @@ from undercurrent.evaluation.dataset_format import (
     STREAMS,
     with_columns,
 )
+from undercurrent.files import writing
 from undercurrent.protocol.messages import LabelValue
 
 _BATCH_ROWS = 4096
@@ -69,7 +70,7 @@ def write_tables(folder: Path, facts: FactStore, *, with_text: bool) -> dict[str
 
 def _write(path: Path, schema: pa.Schema, rows: Iterator[Mapping[str, Any]]) -> int:
     count = 0
-    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+    with writing(path), pq.ParquetWriter(path, schema, compression="zstd") as writer:
         while batch := list(islice(rows, _BATCH_ROWS)):
             writer.write_table(pa.Table.from_pylist(batch, schema))
             count += len(batch)
@@ -101,7 +102,9 @@ def _requests(facts: FactStore, names: Iterable[str], with_text: bool) -> Iterat
             "cached_prefix": max(stream["cached_prefix"] for stream in streams),
             "positions": max(stream["positions"] for stream in streams),
             **{name: final.get(name) for name in ("generated_tokens", "outcome", "finish_reason")},
-            **{name: final.get(name) for name in ("aborted_by", "aborted_at")},
+            **{name: final.get(name) for name in ("aborted_by", "aborted_at", "holdout_share")},
+            # SQLite has no truth values.
+            "holdout": None if final.get("holdout") is None else bool(final["holdout"]),
             "complete": all(stream["complete"] for stream in streams),
             "partial": any(stream["partial"] for stream in streams),
             "missing": sum(stream["missing"] for stream in streams),

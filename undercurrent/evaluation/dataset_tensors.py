@@ -41,9 +41,12 @@ class TensorFile:
         try:
             with self._path.open("rb") as file:
                 length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-                return json.loads(file.read(length)), _LENGTH_BYTES + length
-        except (OSError, ValueError, MemoryError) as exc:
+                header = json.loads(file.read(length))
+        except (OSError, ValueError, OverflowError, MemoryError) as exc:
             raise DatasetError(f"{self._path}: no file of tensors that can be read: {exc}") from exc
+        if not isinstance(header, dict):
+            raise DatasetError(f"{self._path}: no file of tensors that can be read: its header is no object")
+        return header, _LENGTH_BYTES + length
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -59,7 +62,7 @@ class TensorFile:
         """Return a tensor as a read-only array on the file.
 
         Raises:
-            DatasetError: there is no such tensor, or its element type is none that activations have.
+            DatasetError: there is no such tensor, its element type is none that activations have, or the file is cut.
         """
         header, start = self._header
         if key not in header:
@@ -71,7 +74,13 @@ class TensorFile:
         shape = tuple(facts["shape"])
         if not math.prod(shape):
             return np.empty(shape, dtype)
-        return np.memmap(self._path, dtype=dtype, mode="r", offset=start + facts["data_offsets"][0], shape=shape)
+        try:
+            return np.memmap(self._path, dtype=dtype, mode="r", offset=start + facts["data_offsets"][0], shape=shape)
+        except (OSError, ValueError) as exc:
+            raise DatasetError(
+                f"{self._path}: {key}: {list(shape)} of {facts['dtype']} cannot be read: {exc}; "
+                "`undercurrent dataset info --verify` names what has changed"
+            ) from exc
 
 
 class Tensor:

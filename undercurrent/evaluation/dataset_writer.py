@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from undercurrent.errors import DatasetError
@@ -31,6 +32,7 @@ from undercurrent.evaluation.dataset_format import (
     tensor_key,
     with_columns,
 )
+from undercurrent.files import writing
 
 SHARD_BYTES = 64 << 20
 # Of a token's row in its table and of the objects that hold a block, roughly; it bounds files of narrow rows.
@@ -171,11 +173,13 @@ class DatasetWriter:
                 firsts.append(placed[key])
                 placed[key] += count
             at.append((np.arange(count, dtype=np.int64)[:, None] + np.array(firsts, np.int64)).ravel())
-        pq.write_table(
-            self._table(shard, np.concatenate(at)), self._folder / data_file(part, shard.number), compression="zstd"
-        )
-        tensors = {key: np.concatenate(pieces) for key, pieces in held.items()}
-        save_file(tensors, self._folder / tensor_file(part, shard.number), metadata=_metadata(shard))
+        table, tensors = (self._folder / name(part, shard.number) for name in (data_file, tensor_file))
+        with writing(table):
+            pq.write_table(self._table(shard, np.concatenate(at)), table, compression="zstd")
+        try:
+            save_file({key: np.concatenate(pieces) for key, pieces in held.items()}, tensors, metadata=_metadata(shard))
+        except SafetensorError as exc:
+            raise DatasetError(f"{tensors}: cannot be written: {exc}") from exc
         self._shards[part] = _Shard(shard.number + 1)
 
     def _table(self, shard: _Shard, row: NDArray[np.int64]) -> pa.Table:

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from undercurrent.protocol.messages import ProbeVerdict, VerdictKind
 
 LISTED_DIFFERENCES = 1000
@@ -33,32 +36,48 @@ class TellingId:
     probe: str
 
 
+_KEY = np.dtype("<i8")
+
+
 @dataclass(slots=True)
 class Telling:
     """All that one probe said of one stream.
 
     Args:
         last_words: its results and errors; one, if all is well.
-        scores: bits of each score, by (position, layer).
-        doubled: scores that came more than once.
+        parts: its scores as they came: keys (position and layer in one number) and bits, int64 [n] and uint32 [n].
     """
 
     last_words: list[ProbeVerdict] = field(default_factory=list)
-    scores: dict[tuple[int, int], int] = field(default_factory=dict)
-    doubled: int = 0
+    parts: list[tuple[NDArray[np.int64], NDArray[np.uint32]]] = field(default_factory=list)
+
+    @property
+    def scores(self) -> dict[tuple[int, int], int]:
+        """Bits of each score, by (position, layer); the last where one came more than once."""
+        keys, bits = self.joined()
+        return {(key >> 32, key & 0xFFFFFFFF): value for key, value in zip(keys.tolist(), bits.tolist(), strict=True)}
+
+    @property
+    def doubled(self) -> int:
+        """Scores that came more than once."""
+        keys, _ = self.joined()
+        return len(keys) - len(np.unique(keys))
+
+    def joined(self) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
+        """Return keys and bits of all scores, by key; those of one key as they came."""
+        keys = np.concatenate([np.empty(0, _KEY), *(keys for keys, _ in self.parts)])
+        bits = np.concatenate([np.empty(0, "<u4"), *(bits for _, bits in self.parts)])
+        order = np.argsort(keys, kind="stable")
+        return keys[order], bits[order]
 
     def take(self, verdict: ProbeVerdict) -> None:
         """Add a verdict."""
         if verdict.kind in (VerdictKind.RESULT, VerdictKind.ERROR):
             self.last_words.append(verdict)
-        layers = verdict.score_layers
-        positions = struct.unpack(f"<{len(verdict.score_positions) // 4}i", verdict.score_positions)
-        bits = struct.unpack(f"<{len(verdict.scores) // 4}I", verdict.scores)
-        for at, value in enumerate(bits):
-            row, column = divmod(at, len(layers))
-            key = (positions[row], layers[column])
-            self.doubled += key in self.scores
-            self.scores[key] = value
+        if verdict.scores:
+            positions = np.frombuffer(verdict.score_positions, "<i4").astype(_KEY)
+            keys = (positions[:, None] << 32) | np.array(verdict.score_layers, _KEY)
+            self.parts.append((keys.reshape(-1), np.frombuffer(verdict.scores, "<u4")))
 
 
 def telling_id(verdict: ProbeVerdict) -> TellingId:
@@ -113,6 +132,10 @@ class DiffReport:
         differences_total: all.
         max_abs_diff: between finite scores that both have.
         decisions_changed: streams whose action or verdict differs.
+        not_judged_yet: last words of the replay on records that the live run had not come to; no differences.
+        waiting: the first `LISTED_DIFFERENCES` of them.
+        unreadable: live records that cannot be read, whatever they were.
+        unreadable_first: where the first of them lie.
     """
 
     verdicts_compared: int = 0
@@ -121,6 +144,10 @@ class DiffReport:
     differences_total: int = 0
     max_abs_diff: float = 0.0
     decisions_changed: int = 0
+    not_judged_yet: int = 0
+    waiting: list[TellingId] = field(default_factory=list)
+    unreadable: int = 0
+    unreadable_first: list[str] = field(default_factory=list)
 
     @property
     def empty(self) -> bool:
@@ -142,24 +169,49 @@ class DiffReport:
         if len(self.differences) < LISTED_DIFFERENCES:
             self.differences.append(Difference(**asdict(name), what=what, **facts))
 
+    def wait_for(self, name: TellingId) -> None:
+        """Count what the live run had not come to, and list it while there is room."""
+        self.not_judged_yet += 1
+        if len(self.waiting) < LISTED_DIFFERENCES:
+            self.waiting.append(name)
 
-def compare(live: Mapping[TellingId, Telling], replay: Mapping[TellingId, Telling]) -> DiffReport:
+
+def compare(
+    live: Mapping[TellingId, Telling],
+    replay: Mapping[TellingId, Telling],
+    report: DiffReport | None = None,
+    judged_up_to: Mapping[int, int] | None = None,
+) -> DiffReport:
     """Compare what two runs said.
 
     Args:
         live: of the live run.
         replay: of the replay.
+        report: of other requests, to go on with.
+        judged_up_to: first offset whose outputs the live run may not have written yet, by partition; where there is
+            none it has written all.
     """
-    report = DiffReport()
+    report = DiffReport() if report is None else report
     for name in sorted(live.keys() | replay.keys()):
         if name not in live or not live[name].last_words:
-            report.add(name, "absent_live")
+            if name in replay and _lies_ahead(replay[name], judged_up_to or {}):
+                report.wait_for(name)
+            else:
+                report.add(name, "absent_live")
         elif name not in replay or not replay[name].last_words:
             report.add(name, "absent_replay")
         else:
             _compare_words(report, name, live[name].last_words, replay[name].last_words)
             _compare_scores(report, name, live[name], replay[name])
     return report
+
+
+def _lies_ahead(telling: Telling, judged_up_to: Mapping[int, int]) -> bool:
+    """Whether its last words follow from records that the live run had not come to."""
+    return bool(telling.last_words) and all(
+        word.source_partition in judged_up_to and word.source_offset >= judged_up_to[word.source_partition]
+        for word in telling.last_words
+    )
 
 
 def _compare_words(report: DiffReport, name: TellingId, live: list[ProbeVerdict], replay: list[ProbeVerdict]) -> None:
@@ -176,10 +228,15 @@ def _compare_words(report: DiffReport, name: TellingId, live: list[ProbeVerdict]
 
 def _compare_scores(report: DiffReport, name: TellingId, live: Telling, replay: Telling) -> None:
     for side, telling in (("live", live), ("replay", replay)):
-        if telling.doubled:
-            report.add(name, f"doubled_{side}", **{side: telling.doubled})
-    for position, layer in sorted(live.scores.keys() | replay.scores.keys()):
-        mine, theirs = live.scores.get((position, layer)), replay.scores.get((position, layer))
+        if doubled := telling.doubled:
+            report.add(name, f"doubled_{side}", **{side: doubled})
+    (keys, bits), (other_keys, other_bits) = live.joined(), replay.joined()
+    if np.array_equal(keys, other_keys) and np.array_equal(bits, other_bits):
+        report.scores_compared += len(np.unique(keys))
+        return
+    said, said_again = live.scores, replay.scores
+    for position, layer in sorted(said.keys() | said_again.keys()):
+        mine, theirs = said.get((position, layer)), said_again.get((position, layer))
         at = {"token_pos": position, "layer": layer}
         if mine is None or theirs is None:
             report.add(name, f"score_absent_{'live' if mine is None else 'replay'}", **at)

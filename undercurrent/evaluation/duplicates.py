@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from undercurrent.evaluation.figures import Ints
+from undercurrent.evaluation.passages import Passages
 
 OVERLAP = 13
 """Consecutive words that two texts must share to be near duplicates."""
@@ -41,24 +43,27 @@ def normalised(text: str) -> list[str]:
     return "".join(letter if letter.isalnum() else " " for letter in plain).split()
 
 
-def find_duplicates(texts: Sequence[str | None]) -> Duplicates:
-    """Return the duplicates among texts; None or a text without words is a duplicate of nothing."""
-    first: dict[tuple[str, ...], int] = {}
-    exact = np.arange(len(texts))
-    grams: list[Ints] = []
-    owners: list[Ints] = []
+def find_duplicates(texts: Iterable[str | None], folder: Path | None = None) -> Duplicates:
+    """Return the duplicates among texts; None or a text without words is a duplicate of nothing.
+
+    Args:
+        texts: read once, one after the other.
+        folder: where passages lie that do not fit memory.
+    """
+    first: dict[int, int] = {}
+    codes: list[int] = []
+    passages = Passages(folder)
     for row, text in enumerate(texts):
         words = tuple(normalised(text)) if isinstance(text, str) else ()
-        if not words:
-            continue
-        exact[row] = first.setdefault(words, row)
-        if exact[row] == row and len(words) >= OVERLAP:
-            found = np.array([hash(words[at : at + OVERLAP]) for at in range(len(words) - OVERLAP + 1)], dtype=np.int64)
-            grams.append(np.unique(found))
-            owners.append(np.full(grams[-1].size, row))
-    edges, common = _shared(grams, owners, np.bincount(exact, minlength=len(texts)))
-    joined = np.concatenate([np.stack([np.arange(len(texts)), exact]), edges], axis=1)
-    return Duplicates(exact, join(joined, len(texts)), common)
+        codes.append(first.setdefault(hash(words), row) if words else row)
+        if words and codes[row] == row and len(words) >= OVERLAP:
+            found = [hash(words[at : at + OVERLAP]) for at in range(len(words) - OVERLAP + 1)]
+            passages.add(np.unique(np.array(found, dtype=np.int64)), row)
+    exact = np.array(codes, dtype=np.int64)
+    n = len(exact)
+    edges, common = _shared(passages, np.bincount(exact, minlength=n))
+    joined = np.concatenate([np.stack([np.arange(n), exact]), edges], axis=1)
+    return Duplicates(exact, join(joined, n), common)
 
 
 def join(edges: Ints, n: int) -> Ints:
@@ -67,16 +72,16 @@ def join(edges: Ints, n: int) -> Ints:
     return np.asarray(connected_components(graph, directed=False)[1], dtype=np.int64)
 
 
-def _shared(grams: Sequence[Ints], owners: Sequence[Ints], copies: Ints) -> tuple[Ints, int]:
+def _shared(passages: Passages, copies: Ints) -> tuple[Ints, int]:
     """Return an edge [2, m] for each request that has a passage of an earlier one, and how many passages are common."""
-    if not grams:
-        return np.empty((2, 0), dtype=np.int64), 0
-    gram, owner = np.concatenate(grams), np.concatenate(owners)
-    order = np.argsort(gram, kind="stable")
-    gram, owner = gram[order], owner[order]
-    starts = np.flatnonzero(np.concatenate(([True], gram[1:] != gram[:-1])))
-    sizes = np.diff(np.append(starts, gram.size))
-    common = np.add.reduceat(copies[owner], starts) > max(COMMON_LEAST, COMMON_SHARE * copies.sum())
-    common &= sizes > 1
-    keep = np.repeat(~common, sizes)
-    return np.stack([owner, np.repeat(owner[starts], sizes)])[:, keep], int(common.sum())
+    edges, common = [np.empty((2, 0), dtype=np.int64)], 0
+    for passage, owner in passages.groups():
+        starts = np.flatnonzero(np.concatenate(([True], passage[1:] != passage[:-1])))
+        sizes = np.diff(np.append(starts, passage.size))
+        is_common = np.add.reduceat(copies[owner], starts) > max(COMMON_LEAST, COMMON_SHARE * copies.sum())
+        is_common &= sizes > 1
+        keep = np.repeat(~is_common, sizes)
+        pairs = np.stack([owner, np.repeat(owner[starts], sizes)])[:, keep]
+        edges.append(np.unique(pairs[:, pairs[0] != pairs[1]], axis=1))
+        common += int(is_common.sum())
+    return np.concatenate(edges, axis=1), common

@@ -13,7 +13,7 @@ import pandas as pd
 from undercurrent.errors import EvaluationError
 from undercurrent.evaluation.agreement import Agreement, agreements
 from undercurrent.evaluation.calibration import calibrate
-from undercurrent.evaluation.censoring import Censoring, censoring, in_holdout, selected_by_aborts, without_cut_labels
+from undercurrent.evaluation.censoring import Censoring, censoring, selected_by_aborts, without_cut_labels
 from undercurrent.evaluation.detection import Detection, fired_at, running, time_to_detection
 from undercurrent.evaluation.figures import Figure, lacking, needs
 from undercurrent.evaluation.findings import Findings, SplitFacts, WrongRequest
@@ -28,6 +28,8 @@ from undercurrent.evaluation.report import Report
 from undercurrent.evaluation.resampling import Bootstrap, Sample, at_prevalence, auprc, auroc
 from undercurrent.evaluation.rivals import Arena, rivals, shuffled_labels
 from undercurrent.evaluation.slices import slices
+from undercurrent.evaluation.token_figures import token_figures
+from undercurrent.protocol.holdout import in_holdout
 
 LISTED_WRONG = 20
 NEGATIVES_PER_ODDS = 50
@@ -66,7 +68,9 @@ def evaluate(
     given = table
     selected = selected_by_aborts(table)
     table = without_cut_labels(table)
-    table, facts, units = parted(table, split, selected, options, fits=_fits(table, evidence))
+    table, facts, units = parted(
+        table, split, selected, options, fits=_fits(table, evidence), test_reads=evidence.test_reads
+    )
     weights = _weights(table)
     arena = _arena(table, units, weights, evidence, options)
     held = censoring(given, units, weights, options)
@@ -118,8 +122,9 @@ def _report(arena: Arena, context: Context, table: pd.DataFrame) -> Report:
         calibration=calibration,
         lengths=by_length(sample, scores, lengths, main, wanted or options_fpr(options), options.confidence),
         detection=_detection(arena, test, main, context.evidence),
-        baselines=rivals(arena, area),
-        controls=(shuffled_labels(arena),),
+        baselines=rivals(arena, area) if options.baselines else (),
+        controls=(shuffled_labels(arena),) if options.baselines else (),
+        tokens=token_figures(context.evidence.labelled_tokens, tested["request_id"], sample, arena.bootstrap),
         censoring=context.held,
         agreement=context.agreement,
         layers=()

@@ -68,7 +68,7 @@ class Figure:
 def brief(value: float) -> str:
     """Return a number with as many digits as a reader can use."""
     if value == 0 or abs(value) >= 0.1:
-        return f"{value:,.3f}" if abs(value) < 100 else f"{value:,.0f}"
+        return f"{value:,.{3 if abs(value) < 10 else 1 if abs(value) < 100 else 0}f}"
     return f"{value:.2g}" if abs(value) >= 1e-4 else f"{value:.1e}"
 
 

@@ -21,6 +21,7 @@ from undercurrent.evaluation.lengths import Lengths
 from undercurrent.evaluation.operating import OperatingPoint
 from undercurrent.evaluation.rivals import Control, Rival
 from undercurrent.evaluation.slices import Slice
+from undercurrent.evaluation.token_figures import TokenFigures
 
 FORMAT = 1
 
@@ -117,6 +118,7 @@ class Findings:
         detection: time to detection.
         baselines: what the probe has to beat.
         controls: what must not beat chance.
+        tokens: figures over tokens, where spans label them.
         censoring: requests that were cut, and the holdout.
         agreement: of other sources of labels.
         layers: AUROC by layer and position.
@@ -139,6 +141,7 @@ class Findings:
     detection: Detection
     baselines: tuple[Rival, ...]
     controls: tuple[Control, ...]
+    tokens: TokenFigures
     censoring: Censoring
     agreement: tuple[Agreement, ...]
     layers: tuple[LayerCell, ...]

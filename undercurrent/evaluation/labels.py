@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,8 +15,11 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from undercurrent.errors import ConfigError, DatasetError
 from undercurrent.protocol.labels import label_key
-from undercurrent.protocol.messages import Label, LabelValue
+from undercurrent.protocol.messages import Label, LabelSpan, LabelValue
+from undercurrent.topics import MAX_REQUEST_ID_BYTES
 
+_LAST_POSITION = 2**31 - 1
+_YEARS = range(1970, 9999)
 _SUFFIXES = (".jsonl", ".csv", ".parquet")
 
 _Word = Annotated[str, Field(min_length=1, pattern=r"^[^|]+$")]
@@ -40,11 +44,11 @@ class LabelRow(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    request_id: Annotated[str, Field(min_length=1)]
+    request_id: Annotated[str, Field(min_length=1, max_length=MAX_REQUEST_ID_BYTES)]
     name: _Word
     value: LabelValue
-    token_start: Annotated[int, Field(ge=0)] | None = None
-    token_end: Annotated[int, Field(ge=1)] | None = None
+    token_start: Annotated[int, Field(ge=0, le=_LAST_POSITION)] | None = None
+    token_end: Annotated[int, Field(ge=1, le=_LAST_POSITION)] | None = None
     char_start: Annotated[int, Field(ge=0)] | None = None
     char_end: Annotated[int, Field(ge=1)] | None = None
     source: _Word
@@ -60,12 +64,27 @@ class LabelRow(BaseModel):
                 raise ValueError(f"{unit}_start {start}, {unit}_end {end}: expected both, the first below the second")
         if self.token_start is not None and self.char_start is not None:
             raise ValueError("token_start and char_start: expected one of the two spans")
+        if self.created_at is not None and self.created_at.year not in _YEARS:
+            raise ValueError(f"created_at {self.created_at.isoformat()}: expected a year from 1970 to 9998")
         return self
 
     @property
     def chars(self) -> tuple[int, int] | None:
         """Its span of the generated text, None where it has none."""
         return None if self.char_start is None or self.char_end is None else (self.char_start, self.char_end)
+
+    @property
+    def spanned(self) -> bool:
+        """Whether it holds for a part of the request only."""
+        return self.token_start is not None or self.char_start is not None
+
+    def says_as(self, other: LabelRow) -> bool:
+        """Tell whether another row of its key says the same of another span."""
+        return self.spanned and other.spanned and self._judgement == other._judgement
+
+    @property
+    def _judgement(self) -> tuple[object, ...]:
+        return self.value, self.version, self.sampling_probability, self.created_at
 
     def label(self, now: datetime, tokens: tuple[int, int] | None = None) -> Label:
         """Return it as a message.
@@ -91,6 +110,30 @@ class LabelRow(BaseModel):
 def key_of(label: Label | LabelRow) -> bytes:
     """Return a label's key on its topic."""
     return label_key(label.request_id, label.name, label.source).encode()
+
+
+def joined(labels: Iterable[Label]) -> list[Label]:
+    """Return one label for each key, with the spans of all that have it; spans that meet become one.
+
+    Args:
+        labels: those of one key say the same, each of its own span.
+    """
+    by_key: dict[bytes, list[Label]] = {}
+    for label in labels:
+        by_key.setdefault(key_of(label), []).append(label)
+    return [_with_spans(same) if len(same) > 1 else same[0] for same in by_key.values()]
+
+
+def _with_spans(same: Sequence[Label]) -> Label:
+    spans: list[tuple[int, int]] = []
+    for start, end in sorted(span for label in same for span in label.spans):
+        if spans and start <= spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
+        else:
+            spans.append((start, end))
+    (start, end), *others = spans
+    further = tuple(LabelSpan(token_start=first, token_end=last) for first, last in others)
+    return replace(same[0], token_start=start, token_end=end, further_spans=further)
 
 
 def parse_row(fields: Mapping[str, Any], where: str) -> LabelRow:
@@ -120,18 +163,20 @@ def read_labels(path: Path, defaults: Mapping[str, str | None] | None = None) ->
         defaults: values of fields that a row does not have, for example name and source.
 
     Raises:
-        DatasetError: naming the file, the record and the field; or two rows have one key.
+        DatasetError: naming the file, the record and the field; or two rows have one key and do not say the same of
+            two spans.
     """
-    seen: dict[bytes, int] = {}
+    seen: dict[bytes, tuple[int, LabelRow]] = {}
     for number, fields in _records(path):
         where = f"{path}: record {number}"
         given = {name: value for name, value in fields.items() if value is not None and value != ""}
         row = parse_row({**(defaults or {}), **given}, where)
-        first = seen.setdefault(key_of(row), number)
-        if first != number:
+        first, earlier = seen.setdefault(key_of(row), (number, row))
+        if first != number and not row.says_as(earlier):
             raise DatasetError(
                 f"{where}: request {row.request_id!r}, name {row.name!r} and source {row.source!r} are those of record "
-                f"{first}; only the last one would count: give each span a name of its own"
+                f"{first}, and only one judgement of a source counts; rows that differ in nothing but their span "
+                f"are one label"
             )
         yield row
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,12 +34,16 @@ class LayerCell:
 
 
 def layer_cells(
-    layers: pd.DataFrame, table: pd.DataFrame, sample: Sample, test: np.ndarray, bootstrap: Bootstrap
+    layers: pd.DataFrame | Sequence[LayerCell],
+    table: pd.DataFrame,
+    sample: Sample,
+    test: np.ndarray,
+    bootstrap: Bootstrap,
 ) -> tuple[LayerCell, ...]:
     """Return the figures of each layer and position bucket.
 
     Args:
-        layers: out-of-fold scores, columns request_id, layer, position, score.
+        layers: out-of-fold scores, columns request_id, layer, position, score; or the figures, which are returned.
         table: the requests with known labels.
         sample: their labels, groups and weights.
         test: True for the test part, which is not looked at.
@@ -46,6 +52,8 @@ def layer_cells(
     Raises:
         EvaluationError: a column is missing.
     """
+    if not isinstance(layers, pd.DataFrame):
+        return tuple(layers)
     absent = [name for name in COLUMNS if name not in layers]
     if absent:
         raise EvaluationError(f"layers lack the column {absent[0]}")
@@ -60,4 +68,30 @@ def layer_cells(
     return tuple(
         LayerCell(layer=layer, position=position, auroc=figure, optimistic=len(cells) > 1 and figure.value == best)
         for layer, position, figure in cells
+    )
+
+
+def fitted_layers(metrics: Mapping[str, Any]) -> tuple[LayerCell, ...]:
+    """Return the figures of each layer that a training left in its `metrics.json`; none where nothing was chosen.
+
+    They are of held-out groups of the fit part.
+    """
+    choice = metrics.get("choice") or {}
+    sites = [site for site in choice.get("sites", ()) if site.get("auroc") is not None]
+    best = max((site["auroc"] for site in sites), default=None)
+    fit = metrics.get("fit") or {}
+    return tuple(
+        LayerCell(
+            layer=int(site["layer"]),
+            position=str(site["tensor_type"]).replace("_", " "),
+            auroc=Figure(
+                value=float(site["auroc"]),
+                low=site.get("low"),
+                high=site.get("high"),
+                n=int(fit.get("requests", 0)),
+                method="bootstrap over groups held out of the fit",
+            ),
+            optimistic=len(sites) > 1 and site["auroc"] == best,
+        )
+        for site in sorted(sites, key=lambda site: (site["tensor_type"], site["layer"]))
     )

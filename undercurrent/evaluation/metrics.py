@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,15 +28,6 @@ class Proportion:
 
     count: int
     n: int
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A figure with its bootstrap interval."""
-
     value: float
     low: float
     high: float
@@ -91,34 +82,6 @@ def auroc(labels: Bools, scores: Floats) -> float:
     if labels.all() or not labels.any():
         raise ValueError("AUROC needs positives and negatives")
     return float(roc_auc_score(labels, scores))
-
-
-def bootstrap(
-    figure: Callable[[Bools, Floats], float],
-    labels: Bools,
-    scores: Floats,
-    groups: Sequence[Hashable],
-    *,
-    rounds: int = 2000,
-    seed: int = 0,
-) -> Interval:
-    """Return a figure with its 95 % interval over resampled *groups*, since requests of one group resemble each other.
-
-    Groups are drawn within each class (a group belongs to the class of its majority), so that no round lacks one.
-    """
-    rng = np.random.default_rng(seed)
-    members: dict[Hashable, list[int]] = {}
-    for row, group in enumerate(groups):
-        members.setdefault(group, []).append(row)
-    rows = [np.array(found) for found in members.values()]
-    strata = [[r for r in rows if labels[r].mean() > 0.5], [r for r in rows if labels[r].mean() <= 0.5]]
-    figures = []
-    for _ in range(rounds):
-        drawn = [stratum[i] for stratum in strata if stratum for i in rng.integers(len(stratum), size=len(stratum))]
-        chosen = np.concatenate(drawn)
-        figures.append(figure(labels[chosen], scores[chosen]))
-    low, high = np.quantile(figures, (0.025, 0.975))
-    return Interval(figure(labels, scores), float(low), float(high))
 
 
 def overlap(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:

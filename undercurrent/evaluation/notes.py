@@ -11,6 +11,7 @@ from undercurrent.evaluation.findings import Findings, PartCounts
 from undercurrent.evaluation.operating import OperatingPoint
 
 SURE = 0.001
+CHANCE = 0.5
 FAR_FROM_PREVALENCE = 2.0
 """Factor between the test part's share of positives and the stated one from which it is pointed out."""
 
@@ -25,13 +26,23 @@ def headline(found: Findings) -> str:
             f"within the interval of the probe's {found.auroc}."
         )
     rank = f"AUROC {found.auroc}"
+    if found.auroc.value is None:
+        return f"{rank}: too few requests to judge by."
+    if found.auroc.low is not None and found.auroc.low <= CHANCE:
+        return f"Nothing shows that the probe ranks better than chance: {rank}. {_acts(found)}".rstrip()
+    acts = _acts(found)
+    return f"{acts[:-1]}; {rank}." if acts else f"{rank}; no threshold was asked for."
+
+
+def _acts(found: Findings) -> str:
+    """Return what the probe does at the first threshold, empty without one."""
     if not found.operating:
-        return f"{rank}; no threshold was asked for."
+        return ""
     point = found.operating[0]
     if point.threshold is None:
-        return f"{rank}; at {point.name}: {point.tpr}."
+        return f"At {point.name}: {point.tpr}."
     said = f"At the threshold for {point.name}" if point.wanted_fpr is not None else "At the deployed threshold"
-    return f"{said} the probe acts on {point.tpr} of positives and {point.fpr} of negatives; {rank}."
+    return f"{said} the probe acts on {point.tpr} of positives and {point.fpr} of negatives."
 
 
 def notes(found: Findings, selected: int) -> Iterator[str]:

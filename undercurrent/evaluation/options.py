@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,6 +10,7 @@ import pandas as pd
 
 from undercurrent.errors import ConfigError
 from undercurrent.evaluation.inputs import Values
+from undercurrent.evaluation.layers import LayerCell
 from undercurrent.evaluation.metrics import Floats
 
 
@@ -31,6 +32,8 @@ class Options:
         abort_latency_tokens: tokens generated between a verdict and the stop, as measured.
         slices: columns of the requests whose values are reported apart.
         with_text: whether texts of requests may stand in the report.
+        whole_texts: whether the column `text` goes on past the decision, which favours the baselines.
+        baselines: whether to fit what the probe has to beat, and controls.
         rounds: of the bootstrap.
         seed: of everything drawn.
         confidence: of every interval.
@@ -52,6 +55,8 @@ class Options:
     abort_latency_tokens: int | None = None
     slices: tuple[str, ...] = ()
     with_text: bool = False
+    whole_texts: bool = False
+    baselines: bool = True
     rounds: int = 2000
     seed: int = 0
     confidence: float = 0.95
@@ -89,13 +94,17 @@ class Evidence:
         tokens: a row per token: `request_id`, `token_pos`, `score`; `running` (the aggregated score so far; without it
             the highest score so far) and `token` (its text).
         layers: a row per request, layer and position bucket: `request_id`, `layer`, `position`, `score`, the scores
-            made without that request (out of fold).
+            made without that request (out of fold); or the figures themselves, where a fit has made them.
         features: one activation row per request, [n, width], in the order of the scores.
+        labelled_tokens: a row per token of which it is known what it is: `request_id`, `score`, `positive`.
         other_labels: labels of other sources, by name, as `evaluate` takes labels.
+        test_reads: how often the given test part was read, this time included, where whoever gives it counts.
     """
 
     requests: pd.DataFrame | None = None
     tokens: pd.DataFrame | None = None
-    layers: pd.DataFrame | None = None
+    layers: pd.DataFrame | Sequence[LayerCell] | None = None
     features: Floats | None = None
+    labelled_tokens: pd.DataFrame | None = None
     other_labels: Mapping[str, Values] = field(default_factory=dict)
+    test_reads: int | None = None

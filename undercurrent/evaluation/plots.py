@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,11 +18,25 @@ from undercurrent.evaluation.resampling import Bootstrap, Rounds, Sample
 POINTS = 400
 BAND_ROUNDS = 200
 BLUE, RED, GREY = "#1f6feb", "#d1242f", "#8c959f"
+INK, FAINT = "#7d8590", "rgba(125,133,144,0.25)"
+"""Of text and grid: half-way between black and white, since a plot does not know what it lies on."""
 BAND = "rgba(31,111,235,0.15)"
 
 
+TITLES = {
+    "scores": "Scores of the test part",
+    "roc": "ROC, false-positive rate on a log axis",
+    "precision": "Precision and recall",
+    "against threshold": "Rates against the threshold",
+    "reliability": "Reliability",
+    "detection": "Share detected against tokens from the onset",
+    "layers": "AUROC by layer and position (not of the test part)",
+    "length": "False-positive rate by length",
+}
+
+
 def plots(found: Findings, table: pd.DataFrame) -> Iterator[tuple[str, go.Figure]]:
-    """Yield each plot with its title; what there is nothing to draw of is left out.
+    """Yield each plot under its key in `TITLES`; what there is nothing to draw of is left out.
 
     Args:
         found: the figures.
@@ -34,25 +49,26 @@ def plots(found: Findings, table: pd.DataFrame) -> Iterator[tuple[str, go.Figure
         tested["weight"].to_numpy(np.float64),
     )
     scores = tested["score"].to_numpy(np.float64)
-    if sample.labels.any() and not sample.labels.all():
-        yield "Scores of the test part", score_histogram(found, sample, scores)
-        yield "ROC, false-positive rate on a log axis", roc(found, sample, scores)
-        yield "Precision and recall", precision_recall(found, sample, scores)
-        yield "Rates against the threshold", against_threshold(found, sample, scores)
+    # With fewer there is no figure either: a curve through a handful of points would look like one.
+    if found.auroc.value is not None and sample.labels.any() and not sample.labels.all():
+        yield "scores", score_histogram(found, sample, scores)
+        yield "roc", roc(found, sample, scores)
+        yield "precision", precision_recall(found, sample, scores)
+        yield "against threshold", against_threshold(found, sample, scores)
     if found.calibration.bins:
-        yield "Reliability", reliability(found)
+        yield "reliability", reliability(found)
     if found.detection.curve:
-        yield "Share detected against tokens from the onset", detection_curve(found)
+        yield "detection", detection_curve(found)
     if found.layers:
-        yield "AUROC by layer and position (not of the test part)", layer_map(found)
+        yield "layers", layer_map(found)
     if found.lengths.bands:
-        yield "False-positive rate by length", length_bands(found)
+        yield "length", length_bands(found)
 
 
 def score_histogram(found: Findings, sample: Sample, scores: Floats) -> go.Figure:
     """Return the scores of both classes with the thresholds."""
     edges = np.histogram_bin_edges(scores, bins=50)
-    figure = _figure("score", "share of the class")
+    figure = blank("score", "share of the class")
     for name, colour, label in (("negatives", BLUE, False), ("positives", RED, True)):
         chosen = sample.labels == label
         counts = np.histogram(scores[chosen], bins=edges, weights=sample.weights[chosen])[0]
@@ -65,21 +81,20 @@ def score_histogram(found: Findings, sample: Sample, scores: Floats) -> go.Figur
 
 def roc(found: Findings, sample: Sample, scores: Floats) -> go.Figure:
     """Return TPR against FPR with its band over resampled groups."""
-    least = 1 / max(10, int((~sample.labels).sum()))
-    grid = np.geomspace(least, 1, POINTS // 2)
+    grid, line = roc_line(sample, scores)
     curve = _tpr_at(grid, sample.labels, scores)
     drawn = np.concatenate([curve(weights) for weights in Bootstrap(BAND_ROUNDS).weights(sample)])
     low, high = np.quantile(drawn, (0.025, 0.975), axis=0)
-    figure = _figure("false-positive rate", "true-positive rate")
+    figure = blank("false-positive rate", "true-positive rate")
     _band(figure, grid, low, high)
-    figure.add_scatter(x=grid, y=curve(sample.weights[None, :])[0], name="probe", line_color=BLUE)
+    figure.add_scatter(x=grid, y=line, name="probe", line_color=BLUE)
     figure.add_scatter(x=grid, y=grid, name="chance", line={"color": GREY, "dash": "dot"})
     for point in found.operating:
         if point.fpr.value and point.tpr.value is not None:
             figure.add_scatter(
                 x=[point.fpr.value], y=[point.tpr.value], mode="markers", name=point.name, error_y=_error(point.tpr)
             )
-    figure.update_xaxes(type="log", range=[float(np.log10(least)), 0])
+    figure.update_xaxes(type="log", range=[float(np.log10(grid[0])), 0])
     return figure.update_yaxes(range=[0, 1.01])
 
 
@@ -87,7 +102,7 @@ def precision_recall(found: Findings, sample: Sample, scores: Floats) -> go.Figu
     """Return precision against recall, at the share of positives of the test part and at the stated one."""
     threshold, tpr, fpr = _rates(sample, scores)
     share = float(np.average(sample.labels, weights=sample.weights))
-    figure = _figure("recall (true-positive rate)", "precision")
+    figure = blank("recall (true-positive rate)", "precision")
     stated = found.settings["prevalence"]
     shares = [(share, f"test part ({share:.1%} positives)", BLUE)]
     shares += [(stated, f"traffic as stated ({stated:.3%})", RED)] if stated is not None else []
@@ -109,43 +124,56 @@ def precision_recall(found: Findings, sample: Sample, scores: Floats) -> go.Figu
 def against_threshold(found: Findings, sample: Sample, scores: Floats) -> go.Figure:
     """Return TPR, FPR and, with prevalence and requests per day, false stops per day against the threshold."""
     threshold, tpr, fpr = _rates(sample, scores)
-    figure = _figure("threshold", "rate")
+    figure = blank("threshold", "rate")
     figure.add_scatter(x=threshold, y=tpr, name="true-positive rate", line_color=RED)
     figure.add_scatter(x=threshold, y=fpr, name="false-positive rate", line_color=BLUE)
     prevalence, per_day = found.settings["prevalence"], found.settings["requests_per_day"]
     if prevalence is not None and per_day is not None:
         stops = fpr * (1 - prevalence) * per_day
         figure.add_scatter(
-            x=threshold, y=stops, name="false stops per day", yaxis="y2", line={"color": GREY, "dash": "dash"}
+            x=threshold,
+            y=np.where(stops > 0, stops, np.nan),
+            name="false stops per day",
+            yaxis="y2",
+            line={"color": GREY, "dash": "dash"},
         )
         figure.update_layout(
-            yaxis2={"title": "false stops per day", "overlaying": "y", "side": "right", "rangemode": "tozero"}
+            yaxis2={
+                "title": "false stops per day (log)",
+                "overlaying": "y",
+                "side": "right",
+                "type": "log",
+                "exponentformat": "none",
+                "tickformat": ",",
+                "dtick": 1,
+                "showgrid": False,
+            }
         )
     _thresholds(figure, found)
-    return figure
+    return figure.update_yaxes(range=[0, 1.05], selector={"side": None})
 
 
 def reliability(found: Findings) -> go.Figure:
     """Return the share of positives against the probability, with how many requests stand behind each point."""
     bins = [part for part in found.calibration.bins if part.n]
-    figure = _figure("probability said", "share of positives")
-    figure.add_scatter(x=[0, 1], y=[0, 1], name="perfect", line={"color": GREY, "dash": "dot"})
+    figure = blank("probability said", "share of positives")
+    figure.add_scatter(x=[0, 1], y=[0, 1], name="perfect", mode="lines", line={"color": GREY, "dash": "dot"})
     figure.add_scatter(
         x=[part.predicted for part in bins],
         y=[part.observed for part in bins],
         name=found.calibration.kind,
         mode="lines+markers+text",
         text=[f"n={part.n:,}" for part in bins],
-        textposition="top center",
+        textposition=["top left" if number % 2 else "bottom right" for number in range(len(bins))],
         line_color=BLUE,
     )
-    return figure.update_xaxes(range=[-0.03, 1.03]).update_yaxes(range=[-0.03, 1.1])
+    return figure.update_xaxes(range=[-0.03, 1.05]).update_yaxes(range=[-0.1, 1.1])
 
 
 def detection_curve(found: Findings) -> go.Figure:
     """Return the share of positives detected within so many tokens of the onset."""
     curve = [point for point in found.detection.curve if point.low is not None and point.high is not None]
-    figure = _figure("tokens from the onset", "share detected")
+    figure = blank("tokens from the onset", "share detected")
     steps = [point.tokens for point in curve]
     _band(figure, np.array(steps), np.array([p.low for p in curve]), np.array([p.high for p in curve]), shape="hv")
     figure.add_scatter(
@@ -162,6 +190,8 @@ def layer_map(found: Findings) -> go.Figure:
     """Return AUROC of each layer and position bucket, the interval in the cell's note."""
     layers = sorted({cell.layer for cell in found.layers})
     positions = list(dict.fromkeys(cell.position for cell in found.layers))
+    if len(positions) == 1:
+        return _layer_line(found)
     by_place = {(cell.layer, cell.position): cell.auroc for cell in found.layers}
     cells = [[by_place.get((layer, position)) for layer in layers] for position in positions]
     heat = go.Heatmap(
@@ -175,13 +205,33 @@ def layer_map(found: Findings) -> go.Figure:
         colorscale="Blues",
         colorbar={"title": "AUROC"},
     )
-    return _figure("layer", "position").add_trace(heat).update_xaxes(type="category")
+    return blank("layer", "position").add_trace(heat).update_xaxes(type="category")
+
+
+def _layer_line(found: Findings) -> go.Figure:
+    """Return AUROC of each layer with its interval, where there is one kind of position."""
+    cells = [cell for cell in found.layers if cell.auroc.value is not None]
+    figure = blank("layer", "AUROC")
+    for name, colour, best in (("layer", BLUE, False), ("best of several, optimistic", RED, True)):
+        mine = [cell for cell in cells if cell.optimistic is best]
+        errors = [_error(cell.auroc) for cell in mine]
+        figure.add_scatter(
+            x=[str(cell.layer) for cell in mine],
+            y=[cell.auroc.value for cell in mine],
+            error_y={"type": "data", **{key: [e[key][0] for e in errors] for key in ("array", "arrayminus")}},
+            mode="markers",
+            marker={"color": colour, "size": 9},
+            name=name,
+        )
+    figure.add_hline(y=0.5, line_dash="dot", line_color=GREY, annotation_text="chance")
+    order = [str(cell.layer) for cell in cells]
+    return figure.update_xaxes(type="category", categoryorder="array", categoryarray=order)
 
 
 def length_bands(found: Findings) -> go.Figure:
     """Return the false-positive rate of each quartile of length."""
     bands = found.lengths.bands
-    figure = _figure("tokens (quartiles of the negatives)", "false-positive rate")
+    figure = blank("tokens (quartiles of the negatives)", "false-positive rate")
     low = [(band.fpr.value or 0) - (band.fpr.low or 0) for band in bands]
     high = [(band.fpr.high or 0) - (band.fpr.value or 0) for band in bands]
     figure.add_scatter(
@@ -198,15 +248,27 @@ def length_bands(found: Findings) -> go.Figure:
     return figure.update_yaxes(rangemode="tozero")
 
 
-def _figure(x: str, y: str) -> go.Figure:
+def blank(x: str, y: str) -> go.Figure:
+    """Return an empty figure with its axes named, readable on a light and on a dark page."""
+    axis = {"gridcolor": FAINT, "zerolinecolor": FAINT, "linecolor": GREY}
     return go.Figure().update_layout(
         template="plotly_white",
         height=380,
         margin={"l": 60, "r": 60, "t": 20, "b": 50},
-        xaxis_title=x,
-        yaxis_title=y,
-        legend={"orientation": "h", "y": 1.12},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"color": INK},
+        xaxis={"title": x, "automargin": True, **axis},
+        yaxis={"title": y, "automargin": True, **axis},
+        modebar={"bgcolor": "rgba(0,0,0,0)", "color": FAINT, "activecolor": INK},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
     )
+
+
+def roc_line(sample: Sample, scores: Floats) -> tuple[Floats, Floats]:
+    """Return false-positive rates, evenly spaced on a log axis, and the true-positive rate at each."""
+    grid = np.geomspace(1 / max(10, int((~sample.labels).sum())), 1, POINTS // 2)
+    return grid, _tpr_at(grid, sample.labels, scores)(sample.weights[None, :])[0]
 
 
 def _thresholds(figure: go.Figure, found: Findings) -> None:
@@ -214,7 +276,7 @@ def _thresholds(figure: go.Figure, found: Findings) -> None:
         if point.threshold is not None:
             figure.add_vline(
                 x=point.threshold,
-                line_dash="dash",
+                line={"dash": "dash", "color": INK, "width": 1.5},
                 annotation_text=point.name,
                 annotation_y=1 - 0.08 * number,
                 annotation_position="right",
@@ -227,7 +289,7 @@ def _band(figure: go.Figure, x: Floats, low: Floats, high: Floats, shape: str = 
     figure.add_scatter(x=x, y=low, line=line, fill="tonexty", fillcolor=BAND, name="95 % interval", mode="lines")
 
 
-def _error(figure: Figure) -> dict[str, object]:
+def _error(figure: Figure) -> dict[str, Any]:
     value, low, high = figure.value or 0.0, figure.low or 0.0, figure.high or 0.0
     return {"type": "data", "array": [high - value], "arrayminus": [value - low]}
 
@@ -239,7 +301,9 @@ def _rates(sample: Sample, scores: Floats) -> tuple[Floats, Floats, Floats]:
     false = np.cumsum(sample.weights[order] * ~sample.labels[order])
     ends = np.flatnonzero(np.append(scores[order][1:] != scores[order][:-1], True))
     if ends.size > POINTS:
-        ends = ends[np.unique(np.linspace(0, ends.size - 1, POINTS).astype(int))]
+        # Evenly by rank and by positives: of rare positives the ranks alone would keep too few.
+        by_hits = np.searchsorted(hits[ends], np.linspace(0, hits[-1], POINTS // 2)).clip(max=ends.size - 1)
+        ends = ends[np.union1d(np.linspace(0, ends.size - 1, POINTS).astype(int), by_hits)]
     return scores[order][ends], hits[ends] / hits[-1], false[ends] / false[-1]
 
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 
 from undercurrent.errors import EvaluationError
 from undercurrent.evaluation.findings import Findings, read_findings, schema
 from undercurrent.evaluation.page import page, summary
+from undercurrent.files import write_text, writing
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +36,11 @@ class Report:
     def write(self, folder: Path) -> None:
         """Write `report.html`, `report.json`, `report.schema.json` and `scores.parquet`."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "report.json").write_text(self.findings.to_json())
-        (folder / "report.schema.json").write_text(json.dumps(schema(), indent=1) + "\n")
-        (folder / "report.html").write_text(self.html())
-        self.table.to_parquet(folder / "scores.parquet", index=False)
+        write_text(folder / "report.json", self.findings.to_json())
+        write_text(folder / "report.schema.json", json.dumps(schema(), indent=1) + "\n")
+        write_text(folder / "report.html", self.html())
+        with writing(folder / "scores.parquet"):
+            self.table.to_parquet(folder / "scores.parquet", index=False)
 
     @classmethod
     def read(cls, folder: Path) -> Report:
@@ -49,7 +52,11 @@ class Report:
         for name in ("report.json", "scores.parquet"):
             if not (folder / name).is_file():
                 raise EvaluationError(f"{folder} holds no {name}; a report is a folder with both")
-        return cls(read_findings(folder / "report.json"), pd.read_parquet(folder / "scores.parquet"))
+        try:
+            table = pd.read_parquet(folder / "scores.parquet")
+        except (OSError, pa.ArrowException) as wrong:
+            raise EvaluationError(f"{folder / 'scores.parquet'} cannot be read: {wrong}") from wrong
+        return cls(read_findings(folder / "report.json"), table)
 
     def _repr_html_(self) -> str:
         return summary(self.findings, self.table)

@@ -7,7 +7,7 @@ both figures to scikit-learn's with `sample_weight`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +43,12 @@ class Sample:
     def groups_with(self, label: bool) -> int:
         """Return how many groups hold a request of a class."""
         return int(np.unique(self.groups[self.labels == label]).size)
+
+
+def sample_of(labels: Bools, groups: Sequence[Hashable]) -> Sample:
+    """Return requests that weigh the same, with their groups by name, [n]."""
+    codes = np.unique(np.asarray([str(group) for group in groups]), return_inverse=True)[1]
+    return Sample(labels, codes.astype(np.int64), np.ones(labels.size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +122,14 @@ def auroc(sample: Sample, scores: Floats, bootstrap: Bootstrap) -> Figure:
     if few is not None:
         return few
     found = bootstrap.figure(sample, auroc_rounds(sample.labels, scores))
+    return bounded(found, min(sample.groups_with(True), sample.groups_with(False)), bootstrap.confidence)
+
+
+def bounded(found: Figure, pairs: int, confidence: float) -> Figure:
+    """Return an AUROC; one of exactly 0 or 1 with the interval of so many independent pairs, all ordered alike."""
     if found.value not in (0.0, 1.0):
         return found
-    pairs = min(sample.groups_with(True), sample.groups_with(False))
-    bound = proportion(int(found.value) * pairs, pairs, confidence=bootstrap.confidence)
+    bound = proportion(int(found.value) * pairs, pairs, confidence=confidence)
     return Figure(
         value=found.value,
         low=bound.low,
@@ -149,15 +159,26 @@ def at_prevalence(sample: Sample, prevalence: float) -> Sample:
     return Sample(sample.labels, sample.groups, sample.weights * np.where(sample.labels, factor, 1.0))
 
 
-def auroc_rounds(labels: Bools, scores: Floats) -> Rounds:
-    """Return AUROC as a function of weights: Mann and Whitney's U over the number of pairs."""
-    order, starts = _runs(scores)
+def auroc_rounds(labels: Bools, scores: Floats, within: Ints | None = None) -> Rounds:
+    """Return AUROC as a function of weights: Mann and Whitney's U over the number of pairs.
+
+    Args:
+        labels: True for a positive, [n].
+        scores: of each request, [n].
+        within: codes [n]; only pairs of one code count, since scores of two do not compare. All pairs without it.
+    """
+    codes = np.zeros(labels.size, dtype=np.int64) if within is None else within
+    members = [np.flatnonzero(codes == code) for code in np.unique(codes)]
+    runs = [_runs(scores[rows]) for rows in members]
 
     def rounds(weights: Floats) -> Floats:
-        positive, negative = _by_run(weights, labels, order, starts)
-        below = np.cumsum(negative, axis=1) - negative / 2
-        pairs = positive.sum(axis=1) * negative.sum(axis=1)
-        return _ratio((positive * below).sum(axis=1), pairs)
+        ordered, pairs = np.zeros(len(weights)), np.zeros(len(weights))
+        for rows, (order, starts) in zip(members, runs, strict=True):
+            positive, negative = _by_run(weights[:, rows], labels[rows], order, starts)
+            below = np.cumsum(negative, axis=1) - negative / 2
+            ordered += (positive * below).sum(axis=1)
+            pairs += positive.sum(axis=1) * negative.sum(axis=1)
+        return _ratio(ordered, pairs)
 
     return rounds
 

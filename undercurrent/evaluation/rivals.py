@@ -94,9 +94,10 @@ class Arena:
 
 def rivals(arena: Arena, probe: Figure) -> tuple[Rival, ...]:
     """Return the baselines: n-grams of the prompt and of the text, length alone, a random direction."""
+    read = "whole text" if arena.options.whole_texts else "text up to the decision"
     found = [
         _rival(arena, "n-grams of the prompt", "text", _text(arena, "prompt"), probe),
-        _rival(arena, "n-grams of the text up to the decision", "text", _text(arena, "text"), probe),
+        _rival(arena, f"n-grams of the {read}", "text", _text(arena, "text"), probe),
         _rival(arena, "length alone", "length", _length(arena), probe),
         _rival(arena, "a random direction", "control", _random_direction(arena), probe),
     ]

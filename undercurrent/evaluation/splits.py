@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from undercurrent.errors import EvaluationError
-from undercurrent.evaluation.duplicates import find_duplicates, join
+from undercurrent.errors import ConfigError, EvaluationError
+from undercurrent.evaluation.dataset_split import PARTS, SplitRule
+from undercurrent.evaluation.duplicates import Duplicates, find_duplicates, join
 from undercurrent.evaluation.figures import Ints
 from undercurrent.evaluation.metrics import Floats
 
-PARTS = ("fit", "threshold", "test")
 UNUSED = "unused"
 """Part of the earlier requests of a group that goes on after `test_after`."""
 
@@ -32,6 +31,7 @@ class Split:
     Args:
         parts: `fit`, `threshold`, `test` or `unused`, [n].
         units: code of what is never parted: the requests of a group, and those that share text with them, [n].
+        same: which of them share text.
         exact_across: requests whose text stood in two parts.
         near_across: requests that shared 13 words in a row with one of another part; exact ones among them.
         groups_across: groups that stood in two parts.
@@ -43,6 +43,7 @@ class Split:
 
     parts: Parts
     units: Ints
+    same: Duplicates
     exact_across: int
     near_across: int
     groups_across: int
@@ -57,14 +58,12 @@ class StoredSplit:
     """A split as it is kept, so that the next probe is judged on the same test part: by hash of group.
 
     Args:
-        shares: of groups in fit, threshold and test, for groups that come later.
-        seed: salt of their hashes.
-        parts: part of each known group, by hash.
+        rule: where groups go that come later.
+        parts: part of each known group, by `group_hash`.
         test_reads: how often figures of the test part were made.
     """
 
-    shares: tuple[float, float, float]
-    seed: int = 0
+    rule: SplitRule
     parts: dict[str, str] = field(default_factory=dict)
     test_reads: int = 0
 
@@ -78,8 +77,9 @@ class StoredSplit:
         try:
             found: Mapping[str, Any] = json.loads(path.read_text())
             fit, threshold, test = (float(share) for share in found["shares"])
-            stored = cls((fit, threshold, test), int(found["seed"]), dict(found["parts"]), int(found["test_reads"]))
-        except (KeyError, TypeError, ValueError) as wrong:
+            rule = SplitRule(shares=(fit, threshold, test), salt=str(found["salt"]))
+            stored = cls(rule, dict(found["parts"]), int(found["test_reads"]))
+        except (OSError, KeyError, TypeError, ValueError, ConfigError) as wrong:
             raise EvaluationError(f"{path} is no stored split: {wrong}") from wrong
         strange = next((part for part in stored.parts.values() if part not in (*PARTS, UNUSED)), None)
         if strange is not None:
@@ -87,32 +87,27 @@ class StoredSplit:
         return stored
 
     def save(self, path: Path) -> None:
-        """Write the split; a reader sees the old file or the new one."""
+        """Write the split; a reader sees the old file or the new one.
+
+        Raises:
+            EvaluationError: it cannot be written there.
+        """
         new = path.with_name(f".{path.name}.{os.getpid()}")
-        content = {"format": 1, "shares": self.shares, "seed": self.seed, "test_reads": self.test_reads}
-        new.write_text(json.dumps({**content, "parts": self.parts}, indent=1, sort_keys=True) + "\n")
-        new.replace(path)
+        told = {"format": 1, "shares": self.rule.shares, "salt": self.rule.salt, "test_reads": self.test_reads}
+        try:
+            new.write_text(json.dumps({**told, "parts": self.parts}, indent=1, sort_keys=True) + "\n")
+            new.replace(path)
+        except OSError as exc:
+            raise EvaluationError(f"{path}: the split cannot be kept there: {exc.strerror}") from exc
 
-    def place(self, groups: Sequence[str]) -> Parts:
-        """Return the part of each request [n] by its group's hash: as stored, or for a new group by shares."""
-        by_group = {group: self._part(group) for group in set(groups)}
-        return np.array([by_group[group] for group in groups])
+    def place(self, hashes: Sequence[str]) -> Parts:
+        """Return the part of each request [n] by its group's hash: as stored, or for a new group by the rule."""
+        by_group = {group: self.parts.get(group) or self.rule.part_of(group) for group in set(hashes)}
+        return np.array([by_group[group] for group in hashes])
 
-    def keep(self, groups: Sequence[str], parts: Parts) -> None:
-        """Store where groups stand."""
-        self.parts.update({group_hash(group, self.seed): str(part) for group, part in zip(groups, parts, strict=True)})
-
-    def _part(self, group: str) -> str:
-        digest = group_hash(group, self.seed)
-        if digest in self.parts:
-            return self.parts[digest]
-        at = int(digest[:13], 16) / 16**13
-        return PARTS[int(np.searchsorted(np.cumsum(self.shares)[:2], at, side="right"))]
-
-
-def group_hash(group: str, seed: int) -> str:
-    """Return what a split keeps of a group: no name, the same for good."""
-    return hashlib.sha256(f"{seed}\0{group}".encode()).hexdigest()[:32]
+    def keep(self, hashes: Sequence[str], parts: Parts) -> None:
+        """Store where groups stand, by their hashes."""
+        self.parts.update({group: str(part) for group, part in zip(hashes, parts, strict=True)})
 
 
 def part_by_time(placed: Parts, groups: Sequence[str], times: Floats, test_after: float) -> Parts:
@@ -133,10 +128,24 @@ def part_by_time(placed: Parts, groups: Sequence[str], times: Floats, test_after
     return np.where(late, "test", np.where(goes_on, UNUSED, early))
 
 
-def settle(parts: Parts, groups: Sequence[str], texts: Sequence[str | None] | None, *, move: bool = True) -> Split:
+def settle(
+    parts: Parts,
+    groups: Sequence[str],
+    texts: Iterable[str | None] | None,
+    *,
+    move: bool = True,
+    folder: Path | None = None,
+) -> Split:
     """Return a split with what straddled counted and, if so wished, moved to the earliest part that it touches.
 
     The earliest, since that costs test requests and never the test's honesty.
+
+    Args:
+        parts: of the requests, [n].
+        groups: theirs, [n].
+        texts: theirs, read once; None where there are none.
+        move: otherwise what straddles is counted alone.
+        folder: where passages of texts lie that do not fit memory.
 
     Raises:
         EvaluationError: a part has another name.
@@ -146,7 +155,7 @@ def settle(parts: Parts, groups: Sequence[str], texts: Sequence[str | None] | No
         raise EvaluationError(f"a request's part is {strange[0]!r}; it must be one of {', '.join(PARTS)}")
     group_codes = np.unique(np.asarray(groups), return_inverse=True)[1]
     n = len(parts)
-    same = find_duplicates(texts if texts is not None else [None] * n)
+    same = find_duplicates(texts if texts is not None else [None] * n, folder)
     rows = np.arange(n)
     units = join(np.stack([np.append(rows, rows), np.append(group_codes + n, same.near + 2 * n)]), 3 * n)[:n]
     units = np.unique(units, return_inverse=True)[1]
@@ -154,6 +163,7 @@ def settle(parts: Parts, groups: Sequence[str], texts: Sequence[str | None] | No
     return Split(
         parts=settled,
         units=units,
+        same=same,
         exact_across=int(across(same.exact, parts).sum()),
         near_across=int(across(same.near, parts).sum()),
         groups_across=int(np.unique(group_codes[across(group_codes, parts)]).size),

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # documented names that the stub leaves out
@@ -29,15 +27,15 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # documented 
 )
 
 from undercurrent.errors import TopicError, UnreachableError
-from undercurrent.kafka.client import KafkaSettings, error_of, make_admin, reason_of
+from undercurrent.kafka.asking import Asking
+from undercurrent.kafka.client import KafkaSettings, reason_of
 from undercurrent.kafka.records import client_partition
 
 if TYPE_CHECKING:
-    from confluent_kafka.admin import AdminClient
-
     from undercurrent.topics import Topic, TopicPlan
 
-T = TypeVar("T")
+# What the embedded broker does not tell, and does not have either.
+_UNTOLD = frozenset({"min.insync.replicas"})
 
 
 @dataclass(frozen=True)
@@ -55,6 +53,7 @@ class DifferenceKind(StrEnum):
 
     MISSING = "missing"
     PARTITIONS = "partitions"
+    COPIES = "copies"
     CONFIG = "config"
 
 
@@ -64,7 +63,7 @@ class Difference:
 
     Attributes:
         topic: its name.
-        kind: missing, another partition count, or a setting.
+        kind: missing, another partition count, too few copies, or a setting.
         key: the setting's name for `CONFIG`, else empty.
         planned: what the plan says.
         actual: what the cluster says, empty when missing.
@@ -79,7 +78,7 @@ class Difference:
     @property
     def mendable(self) -> bool:
         """Whether `apply` may mend it."""
-        return self.kind is not DifferenceKind.PARTITIONS
+        return self.kind not in (DifferenceKind.PARTITIONS, DifferenceKind.COPIES)
 
     def __str__(self) -> str:
         match self.kind:
@@ -87,6 +86,11 @@ class Difference:
                 return f"{self.topic}: missing, planned with {self.planned} partitions"
             case DifferenceKind.PARTITIONS:
                 return f"{self.topic}: {self.actual} partitions, planned {self.planned}"
+            case DifferenceKind.COPIES:
+                return (
+                    f"{self.topic}: {self.actual} copies of each partition, and {self.planned} have to be in sync: "
+                    "nothing could be written; give its partitions more replicas first"
+                )
             case _:
                 return f"{self.topic}: {self.key} is {self.actual or 'not set'}, planned {self.planned}"
 
@@ -103,12 +107,21 @@ def compare(planned: Iterable[Topic], actual: Mapping[str, ActualTopic]) -> list
             found.append(
                 Difference(topic.name, DifferenceKind.PARTITIONS, "", str(topic.partitions), str(there.partitions))
             )
+        if there.replication_factor < topic.min_insync_replicas:
+            copies, needed = str(there.replication_factor), str(topic.min_insync_replicas)
+            found.append(Difference(topic.name, DifferenceKind.COPIES, "", needed, copies))
         found.extend(
             Difference(topic.name, DifferenceKind.CONFIG, key, value, there.config.get(key, ""))
             for key, value in topic.config.items()
-            if there.config and there.config.get(key) != value
+            if there.config and there.config.get(key) != value and not (key in _UNTOLD and key not in there.config)
         )
     return found
+
+
+_WHY = (
+    "A partition count is never changed: a topic cannot shrink, and in one that grows the records of a key would lie "
+    "in two partitions. Use another prefix and move over"
+)
 
 
 class TopicAdmin:
@@ -120,9 +133,7 @@ class TopicAdmin:
     """
 
     def __init__(self, settings: KafkaSettings, *, timeout_s: float = 15.0) -> None:
-        self._settings = settings
-        self._timeout_s = timeout_s
-        self._admin: AdminClient | None = None
+        self._ask = Asking(settings, timeout_s)
 
     def describe(self, names: Iterable[str], *, with_config: bool = True) -> dict[str, ActualTopic]:
         """Return the topics among `names` that exist.
@@ -132,9 +143,9 @@ class TopicAdmin:
         """
         wanted = set(names)
         try:
-            metadata = self._client().list_topics(timeout=self._timeout_s).topics
+            metadata = self._ask.client.list_topics(timeout=self._ask.timeout_s).topics
         except KafkaException as exc:
-            self._admin = None  # it may have lost its brokers for good
+            self._ask.forget()
             raise UnreachableError(f"topics cannot be listed: {reason_of(exc)}") from exc
         present = {
             name: topic for name, topic in metadata.items() if name in wanted and not topic.error and topic.partitions
@@ -176,10 +187,7 @@ class TopicAdmin:
         found = self.differences(list(planned.values()))
         refused = [str(difference) for difference in found if not difference.mendable]
         if refused:
-            raise TopicError(
-                f"{'; '.join(refused)}. A partition count is never changed, since it decides where a key lies: "
-                "use another prefix and move over"
-            )
+            raise TopicError(f"{'; '.join(refused)}. {_WHY}")
         missing = [planned[d.topic] for d in found if d.kind is DifferenceKind.MISSING]
         self.create(missing, replication_factor=plan.replication_factor)
         self._mend([difference for difference in found if difference.kind is DifferenceKind.CONFIG])
@@ -194,8 +202,8 @@ class TopicAdmin:
             NewTopic(t.name, num_partitions=t.partitions, replication_factor=replication_factor, config=t.config)
             for t in topics
         ]
-        for name, future in self._client().create_topics(new, request_timeout=self._timeout_s).items():
-            self._result(future, f"topic {name} cannot be created", ignore=KafkaError.TOPIC_ALREADY_EXISTS)
+        for name, future in self._ask.client.create_topics(new, request_timeout=self._ask.timeout_s).items():
+            self._ask.done(future, f"topic {name} cannot be created", unless=KafkaError.TOPIC_ALREADY_EXISTS)
         names = {topic.name for topic in topics}
         self._wait_for(lambda: len(self.describe(names, with_config=False)) == len(names), "created topics")
 
@@ -203,8 +211,8 @@ class TopicAdmin:
         """Delete topics; one that does not exist is nothing."""
         if not names:
             return
-        for name, future in self._client().delete_topics(list(names), request_timeout=self._timeout_s).items():
-            self._result(future, f"topic {name} cannot be deleted", ignore=KafkaError.UNKNOWN_TOPIC_OR_PART)
+        for name, future in self._ask.client.delete_topics(list(names), request_timeout=self._ask.timeout_s).items():
+            self._ask.done(future, f"topic {name} cannot be deleted", unless=KafkaError.UNKNOWN_TOPIC_OR_PART)
 
     def delete_records(self, before: Mapping[tuple[str, int], int]) -> None:
         """Delete what lies below an offset, as retention does when it is old enough.
@@ -213,15 +221,15 @@ class TopicAdmin:
             before: per partition the first offset that stays.
         """
         asked = [client_partition(where, offset) for where, offset in before.items()]
-        for where, future in self._client().delete_records(asked, request_timeout=self._timeout_s).items():
-            self._result(future, f"records of {where.topic}[{where.partition}] cannot be deleted")
+        for where, future in self._ask.client.delete_records(asked, request_timeout=self._ask.timeout_s).items():
+            self._ask.result(future, f"records of {where.topic}[{where.partition}] cannot be deleted")
 
     def _configs(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
-        answers = self._client().describe_configs(resources, request_timeout=self._timeout_s)
+        answers = self._ask.client.describe_configs(resources, request_timeout=self._ask.timeout_s)
         configs: dict[str, dict[str, str]] = {}
         for resource, future in answers.items():
-            entries = self._result(future, f"settings of topic {resource.name} cannot be read") or {}
+            entries = self._ask.result(future, f"settings of topic {resource.name} cannot be read")
             configs[resource.name] = {key: str(entry.value) for key, entry in entries.items()}
         return configs
 
@@ -235,36 +243,14 @@ class TopicAdmin:
         resources = [
             ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries) for name, entries in by_topic.items()
         ]
-        answers = self._client().incremental_alter_configs(resources, request_timeout=self._timeout_s)
+        answers = self._ask.client.incremental_alter_configs(resources, request_timeout=self._ask.timeout_s)
         for resource, future in answers.items():
-            self._result(future, f"settings of topic {resource.name} cannot be changed")
+            self._ask.result(future, f"settings of topic {resource.name} cannot be changed")
 
     def _wait_for(self, visible: Callable[[], bool], what: str) -> None:
         # The controller has agreed; the broker that is asked learns of it a moment later.
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self._ask.timeout_s
         while not visible():
             if time.monotonic() > deadline:
-                raise UnreachableError(f"{what} did not become visible in {self._timeout_s:g} s")
-            self._client().poll(0.05)
-
-    def _result(self, future: Future[T], what: str, *, ignore: int | None = None) -> T | None:
-        try:
-            return future.result(self._timeout_s + 5.0)
-        except KafkaException as exc:
-            error = error_of(exc)
-            if error is not None and error.code() == ignore:
-                return None
-            kind: Callable[[str], Exception] = (
-                UnreachableError if error is None or error.name().startswith("_") else TopicError
-            )
-            if kind is UnreachableError:
-                self._admin = None
-            raise kind(f"{what}: {reason_of(exc)}") from exc
-        except FutureTimeoutError as exc:
-            self._admin = None
-            raise UnreachableError(f"{what}: no answer in {self._timeout_s:g} s") from exc
-
-    def _client(self) -> Any:  # noqa: ANN401 - the stub of AdminClient leaves out the keyword arguments used here
-        if self._admin is None:
-            self._admin = make_admin(self._settings)
-        return self._admin
+                raise UnreachableError(f"{what} did not become visible in {self._ask.timeout_s:g} s")
+            self._ask.client.poll(0.05)

@@ -9,9 +9,10 @@ A client must be created in the process that uses it: librdkafka's threads do no
 from __future__ import annotations
 
 import logging
+import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from undercurrent.errors import ConfigError, UnreachableError
+from undercurrent.errors import ConfigError, NotAllowedError, UnreachableError
 from undercurrent.kafka.settings import RESERVED, KafkaSettings
 
 __all__ = [
@@ -42,6 +43,14 @@ __all__ = [
 ]
 
 logger = logging.getLogger("undercurrent.kafka.client")
+
+_REFUSED = ("_AUTHENTICATION", "_SSL")
+# What happened to a connection says more than that all are down.
+_TELLING = ("_RESOLVE", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_LISTING")
+
+_NUMBER = re.compile(r"[0-9]+")
+_REPEAT_S = 10.0
+_MOST_KINDS = 64
 
 Config = dict[str, Any]
 
@@ -69,6 +78,10 @@ _READS: Mapping[str, Any] = {
 # By default a full local queue stalls a reader for 1 s after it has been emptied, and a partition that starts waits
 # up to 0.5 s for the fetch request that is already under way.
 _READ_DEFAULTS: Mapping[str, Any] = {**_DEFAULTS, "fetch.queue.backoff.ms": 20, "fetch.wait.max.ms": 100}
+
+
+# What a user may say of members; a reader without a group has other sessions, and may be refused for it.
+_OF_A_MEMBER = ("group.remote.assignor", "session.timeout.ms", "heartbeat.interval.ms", "max.poll.interval.ms")
 
 
 class Isolation(StrEnum):
@@ -148,6 +161,7 @@ def group_consumer_config(
     assignor: Assignor = Assignor.COOPERATIVE_STICKY,
     isolation: Isolation = Isolation.READ_UNCOMMITTED,
     instance_id: str | None = None,
+    together: bool = False,
 ) -> Config:
     """Return the configuration of a member of a consumer group.
 
@@ -157,11 +171,14 @@ def group_consumer_config(
         assignor: how partitions are handed out.
         isolation: `READ_COMMITTED` also makes `committed()` wait for open transactions.
         instance_id: name of a static member, if it is one.
+        together: partitions of one number, of all topics, go to one member; not with `COOPERATIVE_STICKY`.
     """
     fixed: Config = {**_READS, "group.id": group_id, "isolation.level": str(isolation)}
     if assignor is Assignor.CONSUMER:
         fixed["group.protocol"] = "consumer"
-        fixed["group.remote.assignor"] = settings.options.get("group.remote.assignor", "uniform")
+        fixed["group.remote.assignor"] = settings.options.get(
+            "group.remote.assignor", "range" if together else "uniform"
+        )
     else:
         fixed["group.protocol"] = "classic"
         fixed["partition.assignment.strategy"] = str(assignor)
@@ -178,11 +195,7 @@ def group_consumer_config(
 
 def reader_config(settings: KafkaSettings, *, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> Config:
     """Return the configuration of a consumer that is assigned by hand, belongs to no group and is told of ends."""
-    own = {
-        key: value
-        for key, value in settings.for_consumer().items()
-        if key not in ("group.remote.assignor", "session.timeout.ms", "heartbeat.interval.ms")
-    }
+    own = {key: value for key, value in settings.for_consumer().items() if key not in _OF_A_MEMBER}
     fixed = {
         # librdkafka wants a name though no group is joined.
         "group.id": f"undercurrent-reader-{uuid.uuid4().hex}",
@@ -237,26 +250,35 @@ def ping(settings: KafkaSettings, timeout_s: float = 10.0) -> Cluster:
     """Wait until a broker answers.
 
     Raises:
-        UnreachableError: none answered within `timeout_s`; the message says what was heard last.
+        NotAllowedError: one does, and does not let this client in: a wrong password, token or certificate.
+        UnreachableError: none answered within `timeout_s`; the message says what was heard.
     """
     deadline = time.monotonic() + timeout_s
-    heard: list[str] = []
+    heard: dict[str, str] = {}
     quiet = ClientLog(most=logging.DEBUG)  # what it says ends up in the exception
-    config = {**admin_config(settings), "error_cb": lambda error: heard.append(error.str()), "logger": quiet}
+    config = {
+        **admin_config(settings),
+        "error_cb": lambda error: heard.__setitem__(error.name(), error.str().strip()),
+        "logger": quiet,
+    }
     try:
         client = AdminClient(config)
     except (KafkaException, TypeError, ValueError) as exc:
         raise ConfigError(f"Kafka admin client: {reason_of(exc)}") from exc
+    where = settings.bootstrap_servers
     while True:
         left_s = deadline - time.monotonic()
         if left_s <= 0:
-            client.poll(0)
-            last = f" ({heard[-1]})" if heard else ""
-            raise UnreachableError(f"no Kafka broker answered at {settings.bootstrap_servers} in {timeout_s:g} s{last}")
+            last = next((heard[name] for name in _TELLING if name in heard), "")
+            told = f" ({last})" if last else ""
+            raise UnreachableError(f"no Kafka broker answered at {where} in {timeout_s:g} s{told}")
         try:
             metadata = client.list_topics(timeout=min(1.0, max(0.05, left_s)))
         except KafkaException as exc:
-            heard.append(reason_of(exc))
+            heard.setdefault("_LISTING", reason_of(exc))
+            client.poll(0)  # tells the errors of connections
+            if refused := next((heard[name] for name in _REFUSED if name in heard), None):
+                raise NotAllowedError(f"Kafka at {where} does not let this client in: {refused}") from exc
             continue
         if metadata.brokers:
             return Cluster(tuple(sorted(f"{broker.host}:{broker.port}" for broker in metadata.brokers.values())))
@@ -277,13 +299,19 @@ def reason_of(exc: BaseException) -> str:
 class ClientLog:
     """What librdkafka logs, as records of `undercurrent.kafka.client`.
 
+    While a broker is away it says the same several times a second and for each broker: that is logged once, and then at
+    most every ten seconds with how often it was said in between. Lines that differ in numbers alone are the same.
+
     Args:
         most: the level above which nothing is logged for lost connections: they come and go with a broker's restart,
             several a second, and what matters reaches the caller of the operation that they delay.
+        clock: monotonic seconds.
     """
 
-    def __init__(self, most: int = logging.INFO) -> None:
+    def __init__(self, most: int = logging.INFO, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
+        self._clock = clock
+        self._repeats: dict[str, tuple[float, int]] = {}
         self.fatal: str | None = None
         """What ended the client. A member whose heartbeat is refused for good says so nowhere else: it polls on."""
 
@@ -292,12 +320,30 @@ class ClientLog:
         facility = args[0] if args else ""
         if facility == "FATAL":
             self.fatal = template % args
-        logger.log(min(level, self._most) if facility in ("FAIL", "ERROR") else level, template, *args)
+        if facility in ("FAIL", "ERROR"):
+            self._once(min(level, self._most), template % args)
+        else:
+            logger.log(level, template, *args)
+
+    def error(self, error: KafkaError) -> None:
+        """Log an error that the client reports by itself."""
+        if error.fatal():
+            logger.error("kafka client: %s [%s]", error.str(), error.name())
+        else:
+            self._once(logging.INFO, f"kafka client: {error.str()} [{error.name()}]")
+
+    def _once(self, level: int, text: str) -> None:
+        kind, now_s = _NUMBER.sub("#", text), self._clock()
+        said_s, repeats = self._repeats.get(kind, (-_REPEAT_S, 0))
+        if now_s - said_s < _REPEAT_S:
+            self._repeats[kind] = said_s, repeats + 1
+            return
+        if len(self._repeats) >= _MOST_KINDS:
+            self._repeats.clear()
+        self._repeats[kind] = now_s, 0
+        logger.log(level, "%s%s", text, f" (said {repeats} times more since)" if repeats else "")
 
 
 def _callbacks() -> Config:
-    return {"logger": ClientLog(), "error_cb": _log_error}
-
-
-def _log_error(error: KafkaError) -> None:
-    logger.log(logging.ERROR if error.fatal() else logging.INFO, "kafka client: %s [%s]", error.str(), error.name())
+    log = ClientLog()
+    return {"logger": log, "error_cb": log.error}

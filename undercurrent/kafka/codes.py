@@ -13,6 +13,8 @@ END_OF_PARTITION = KafkaError._PARTITION_EOF
 
 OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._NO_OFFSET})
 NOT_ALLOWED = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED})
+GROUP_NOT_ALLOWED = frozenset({KafkaError.GROUP_AUTHORIZATION_FAILED})
+ID_NOT_ALLOWED = frozenset({KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED})
 MISSING = frozenset({KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART})
 
 LEADER_MOVED = frozenset(
@@ -60,5 +62,10 @@ TRANSACTION_GONE = KafkaError.INVALID_TXN_STATE
 
 An owner that lost its id is told so first: by its epoch.
 """
+
+COORDINATOR_BUSY = frozenset(
+    {KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR}
+)
+"""Who keeps a group's offsets has just changed, or has just started."""
 
 RETRIABLE = frozenset({KafkaError._TIMED_OUT, KafkaError.COORDINATOR_LOAD_IN_PROGRESS})

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from undercurrent.acls import Operation
 from undercurrent.kafka import codes
 from undercurrent.kafka.records import Partition
 
@@ -62,6 +63,6 @@ def event_of(message: Message, position: int) -> PartitionEvent | None:
         Partition(topic, -1 if number is None else number),
         next((kind for known, kind in _KINDS if error.code() in known), PartitionProblem.OTHER),
         error.name(),
-        error.str(),
+        f"{Operation.READ} on topic {topic} is not allowed" if error.code() in codes.NOT_ALLOWED else error.str(),
         position,
     )

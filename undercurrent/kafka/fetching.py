@@ -9,8 +9,9 @@ fetched; `consume` waits until it has all that it was asked for.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, cast
 
 from confluent_kafka import KafkaException
 
@@ -18,10 +19,13 @@ from undercurrent.errors import UnreachableError
 from undercurrent.kafka import codes
 from undercurrent.kafka.client import error_of, reason_of
 from undercurrent.kafka.events import PartitionEvent, PartitionProblem, event_of
+from undercurrent.kafka.gate import Gate
 from undercurrent.kafka.records import Partition, Record, client_partition, record_of
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+
+logger = logging.getLogger(__name__)
 
 # How long a poll may last while a partition waits to be sought.
 _SETTLING_POLL_S = 0.02
@@ -46,21 +50,50 @@ def poll_messages(consumer: Consumer, max_records: int, timeout_s: float) -> lis
         raise UnreachableError(f"reading failed: {reason_of(exc)}") from exc
 
 
+def _runs(messages: Iterable[Message]) -> Iterator[list[Record] | Message]:
+    """Yield records of one partition that follow one another, as many as there are, and what tells an error by itself.
+
+    What is true of a partition is then found once for many of them.
+    """
+    run: list[Record] = []
+    topic, number, following = "", -1, -1
+    for message in messages:
+        is_error = message.error() is not None
+        record = None if is_error else record_of(message)
+        if record is not None and record[2] == following and record[1] == number and record[0] == topic:
+            run.append(record)
+            following += 1
+            continue
+        if run:
+            yield run
+            run, following = [], -1
+        if record is None:
+            yield message
+        else:
+            run = [record]
+            topic, number, following = record.topic, record.partition, record.offset + 1
+    if run:
+        yield run
+
+
 class Fetching:
     """The partitions that a consumer holds. Used by one thread.
 
     Args:
         consumer: the client.
         incremental: whether single partitions may be assigned; else only all at once.
+        gate: says which records may be decoded; None lets all pass.
     """
 
-    def __init__(self, consumer: Consumer, *, incremental: bool) -> None:
+    def __init__(self, consumer: Consumer, *, incremental: bool, gate: Gate | None = None) -> None:
         self._consumer = consumer
         self._incremental = incremental
+        self._gate = gate
         self._positions: dict[Partition, int | None] = {}  # None until `start`
         self._paused: set[Partition] = set()  # by the owner, beyond not being started
         self._unsought: set[Partition] = set()  # started, and the client was not ready for it yet
         self._stalled: set[Partition] = set()  # out of range
+        self._held: dict[Partition, Record] = {}  # by the gate, at this record
         self._events: list[PartitionEvent] = []
 
     def __contains__(self, where: object) -> bool:
@@ -102,6 +135,7 @@ class Fetching:
         if where not in self._positions:
             return False
         self._positions[where] = offset
+        self._held.pop(where, None)
         self._unsought.add(where)
         self._settle()
         return True
@@ -120,7 +154,7 @@ class Fetching:
             return False
         if where in self._paused:
             self._paused.discard(where)
-            if self._positions[where] is not None:
+            if self._positions[where] is not None and where not in self._held:
                 # Pausing threw away what was fetched; seeking makes certain that nothing is skipped.
                 self._unsought.add(where)
                 self._settle()
@@ -132,22 +166,23 @@ class Fetching:
         Raises:
             UnreachableError: the client is beyond use.
         """
+        self._release()
         self._settle()
         wait_s = min(timeout_s, _SETTLING_POLL_S) if self._unsought else timeout_s
         records: list[Record] = []
-        for message in poll_messages(self._consumer, max_records, wait_s):
-            error = message.error()
-            if error is not None:
-                self._take_error(message, error)
+        for run in _runs(poll_messages(self._consumer, max_records, wait_s)):
+            if not isinstance(run, list):
+                self._take_error(run, cast("KafkaError", run.error()))
                 continue
-            record = record_of(message)
-            where = Partition(record.topic, record.partition)
+            where = Partition(run[0].topic, run[0].partition)
             position = self._positions.get(where)
             # Under way when its partition was taken, paused or moved: what is still ours is fetched again.
-            if position is None or record.offset < position or where in self._paused or where in self._unsought:
+            if position is None or self._still(where):
                 continue
-            self._positions[where] = record.offset + 1
-            records.append(record)
+            known = self._let_pass(where, run[max(0, position - run[0].offset) :])
+            if known:
+                self._positions[where] = known[-1].offset + 1
+                records += known
         return records
 
     def take_events(self) -> list[PartitionEvent]:
@@ -155,9 +190,35 @@ class Fetching:
         events, self._events = self._events, []
         return events
 
+    def _still(self, where: Partition) -> bool:
+        return where in self._paused or where in self._unsought or where in self._held
+
+    def _let_pass(self, where: Partition, run: list[Record]) -> list[Record]:
+        """Return the records of a partition up to the first one that may not be decoded yet; there it stands still."""
+        if self._gate is not None:
+            for number, record in enumerate(run):
+                if not self._gate.lets(record):
+                    self._hold(where, record, self._gate)
+                    return run[:number]
+        return run
+
+    def _hold(self, where: Partition, record: Record, gate: Gate) -> None:
+        """Let a partition stand at a record that may not be decoded yet."""
+        logger.warning("%s: %s; the partition stands still", where, gate.reason(record))
+        self._held[where] = record
+        self._consumer.pause([client_partition(where)])
+
+    def _release(self) -> None:
+        for where, record in list(self._held.items()):
+            if self._gate is None or self._gate.lets(record):
+                logger.info("%s goes on at offset %d", where, record.offset)
+                del self._held[where]
+                self._unsought.add(where)
+
     def _forget(self, gone: Iterable[Partition]) -> None:
         for where in gone:
             self._positions.pop(where, None)
+            self._held.pop(where, None)
             for marks in (self._paused, self._unsought, self._stalled):
                 marks.discard(where)
 
@@ -176,16 +237,13 @@ class Fetching:
                 continue
             idle = not self._fetches()
             self._unsought.discard(where)
-            if where not in self._paused:
+            if where not in self._paused and where not in self._held:
                 self._consumer.resume([target])
                 if idle:
                     self._wake(target)
 
     def _fetches(self) -> bool:
-        return any(
-            position is not None and where not in self._paused and where not in self._unsought
-            for where, position in self._positions.items()
-        )
+        return any(position is not None and not self._still(where) for where, position in self._positions.items())
 
     def _reassign(self, where: Partition) -> None:
         if self._incremental:

@@ -15,16 +15,27 @@ from typing import TYPE_CHECKING
 from confluent_kafka import IsolationLevel, KafkaException
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # documented, left out of the stub
 
+from undercurrent.acls import Operation
 from undercurrent.errors import TopicError, UnreachableError
 from undercurrent.kafka import codes
-from undercurrent.kafka.client import Isolation, KafkaSettings, error_of, make_admin, reason_of
+from undercurrent.kafka.client import (
+    Isolation,
+    KafkaSettings,
+    error_of,
+    group_consumer_config,
+    make_admin,
+    make_consumer,
+    reason_of,
+)
 from undercurrent.kafka.records import Partition, client_partition
 
 if TYPE_CHECKING:
-    from confluent_kafka import TopicPartition
+    from confluent_kafka import Consumer, TopicPartition
     from confluent_kafka.admin import AdminClient
 
 _AGAIN_S = 0.1
+_NONE_SO_LATE = -1
+"""What a broker answers where no record is as late as the time that it was asked for."""
 _LEVELS = {
     Isolation.READ_COMMITTED: IsolationLevel.READ_COMMITTED,
     Isolation.READ_UNCOMMITTED: IsolationLevel.READ_UNCOMMITTED,
@@ -59,8 +70,27 @@ class OffsetLookup:
             self._admin = None
             raise UnreachableError(f"partitions of {topic!r}: {reason_of(exc)}") from exc
         if metadata is None or metadata.error is not None or not metadata.partitions:
-            raise TopicError(f"there is no topic {topic!r}")
+            # A broker lists no topic that this client may not describe.
+            unseen = f", or this client has no right to {Operation.DESCRIBE} it" if self._settings.secured else ""
+            raise TopicError(f"there is no topic {topic!r}{unseen}; `undercurrent topics apply` makes a pipeline's")
         return [Partition(topic, number) for number in sorted(metadata.partitions)]
+
+    def topics(self, prefix: str) -> dict[str, list[Partition]]:
+        """Return the topics whose names begin with a prefix, each with its partitions in order.
+
+        Raises:
+            UnreachableError: no broker answered in time.
+        """
+        try:
+            found = self._client().list_topics(timeout=self._timeout_s).topics
+        except KafkaException as exc:
+            self._admin = None
+            raise UnreachableError(f"topics cannot be listed: {reason_of(exc)}") from exc
+        return {
+            name: [Partition(name, number) for number in sorted(topic.partitions)]
+            for name, topic in sorted(found.items())
+            if name.startswith(prefix) and topic.error is None and topic.partitions
+        }
 
     def beginning(self, partitions: Iterable[tuple[str, int]]) -> dict[Partition, int]:
         """Return the offset of the first record that retention has left."""
@@ -75,23 +105,54 @@ class OffsetLookup:
     def at_time(self, partitions: Iterable[tuple[str, int]], timestamp_ms: int) -> dict[Partition, int]:
         """Return the first offset whose record was appended at or after `timestamp_ms`; the end where there is none."""
         wanted = [Partition(*where) for where in partitions]
-        found = self._ask(wanted, lambda: OffsetSpec.for_timestamp(timestamp_ms), Isolation.READ_UNCOMMITTED)
+        found = self._ask(
+            wanted, lambda: OffsetSpec.for_timestamp(timestamp_ms), Isolation.READ_UNCOMMITTED, _NONE_SO_LATE
+        )
         beyond = [where for where in wanted if found[where] < 0]
         return {**found, **self.end(beyond)} if beyond else found
 
+    def committed(self, group: str, partitions: Iterable[tuple[str, int]]) -> dict[Partition, tuple[int, str | None]]:
+        """Return the offset and metadata that a group, which is not joined, has committed; where it has, no other.
+
+        What a transaction of the group is about to commit is waited for.
+
+        Raises:
+            UnreachableError: no coordinator answered in time, or a transaction of the group stays open.
+        """
+        asked = [client_partition(where) for where in partitions]
+        deadline = time.monotonic() + self._timeout_s
+        # A consumer that does not join: the administrative client has been seen to crash the process where an answer
+        # has an error for a partition, as it has while a transaction of the group is open.
+        config = group_consumer_config(self._settings, group, isolation=Isolation.READ_COMMITTED)
+        consumer = make_consumer(config)
+        try:
+            while True:
+                answers, error = _committed(consumer, asked, max(0.1, min(1.0, deadline - time.monotonic())))
+                if error is None:
+                    return answers
+                if time.monotonic() > deadline:
+                    raise UnreachableError(f"offsets of group {group!r}: {error}")
+                time.sleep(_AGAIN_S)
+        finally:
+            consumer.close()
+
     def _ask(
-        self, partitions: Iterable[tuple[str, int]], spec: Callable[[], OffsetSpec], isolation: Isolation
+        self,
+        partitions: Iterable[tuple[str, int]],
+        spec: Callable[[], OffsetSpec],
+        isolation: Isolation,
+        least: int = 0,
     ) -> dict[Partition, int]:
         question = {client_partition(where): spec() for where in partitions}
         if not question:
             return {}
         deadline = time.monotonic() + self._timeout_s
-        while (answer := self._answer(question, isolation, deadline)) is None:
+        while (answer := self._answer(question, isolation, deadline, least)) is None:
             time.sleep(_AGAIN_S)
         return answer
 
     def _answer(
-        self, question: dict[TopicPartition, OffsetSpec], isolation: Isolation, deadline: float
+        self, question: dict[TopicPartition, OffsetSpec], isolation: Isolation, deadline: float, least: int
     ) -> dict[Partition, int] | None:
         """Return the answer, or None when the question should be asked again."""
         # Held to the end: another thread may give the client up, and what it was asked would have no answer.
@@ -102,6 +163,11 @@ class OffsetLookup:
             partition = Partition(where.topic, where.partition)
             try:
                 answer[partition] = future.result(self._timeout_s + 5.0).offset
+                if answer[partition] < least:
+                    # No error, and no offset either: seen right after a leader has died.
+                    if time.monotonic() < deadline:
+                        return None
+                    raise UnreachableError(f"offsets of {partition}: no broker knows one")
             except KafkaException as exc:
                 error = error_of(exc)
                 # Who leads a partition may not have reached a client, or a broker, that has just started.
@@ -127,3 +193,18 @@ class OffsetLookup:
             admin = make_admin(self._settings)
             self._admin, self._pid = admin, os.getpid()
         return admin
+
+
+def _committed(
+    consumer: Consumer, asked: list[TopicPartition], timeout_s: float
+) -> tuple[dict[Partition, tuple[int, str | None]], str | None]:
+    """Return what is committed, or why that is not known yet."""
+    try:
+        answers = consumer.committed(asked, timeout=timeout_s)
+    except KafkaException as exc:
+        return {}, reason_of(exc)
+    error = next((answer.error for answer in answers if answer.error is not None), None)
+    if error is not None:
+        return {}, f"{error.str()} [{error.name()}]"
+    found = {Partition(answer.topic, answer.partition): (answer.offset, answer.metadata) for answer in answers}
+    return {where: told for where, told in found.items() if told[0] >= 0}, None

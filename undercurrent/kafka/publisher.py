@@ -20,9 +20,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException
 
+from undercurrent.acls import Operation
 from undercurrent.errors import ConfigError
+from undercurrent.kafka import codes
 from undercurrent.kafka.client import (
     Config,
     KafkaSettings,
@@ -68,7 +70,8 @@ class DeliveryError:
 class Delivery:
     """What became of one record: acknowledged at `offset`, or not for the reason in `error` (offset then -1).
 
-    `latency_s` is the time from `produce` to the acknowledgement, in seconds.
+    `latency_s` is the time from `produce` to the acknowledgement, in seconds. `appended_at_us` is when the broker
+    appended it, by its own clock, microseconds since the Unix epoch; None where the topic does not tell.
     """
 
     topic: str
@@ -76,6 +79,7 @@ class Delivery:
     offset: int
     latency_s: float
     error: DeliveryError | None
+    appended_at_us: int | None = None
 
 
 OnDelivery = Callable[[Delivery], None]
@@ -156,7 +160,7 @@ class Publisher:
             return DeliveryError("_QUEUE_FULL", "the client's buffer is full", fatal=False)
         except KafkaException as exc:
             self._count(target, -1)
-            return self._remember(_as_value(error_of(exc), exc))
+            return self._remember(as_value(error_of(exc), topic, exc))
         return None
 
     def poll(self, timeout_s: float = 0.0) -> int:
@@ -204,7 +208,7 @@ class Publisher:
         self, target: Partition, on_delivery: OnDelivery | None, error: KafkaError | None, message: Message
     ) -> None:
         self._count(target, -1)
-        failure = self._remember(_as_value(error)) if error is not None else None
+        failure = self._remember(as_value(error, target.topic)) if error is not None else None
         if on_delivery is None:
             return
         offset, partition, latency_s = message.offset(), message.partition(), message.latency()
@@ -215,6 +219,7 @@ class Publisher:
                 -1 if failure is not None or offset is None else offset,
                 0.0 if latency_s is None else latency_s,
                 failure,
+                _appended_at_us(message),
             )
         )
 
@@ -232,7 +237,21 @@ class Publisher:
         return error
 
 
-def _as_value(error: KafkaError | None, exc: BaseException | None = None) -> DeliveryError:
+def _appended_at_us(message: Message) -> int | None:
+    kind, at_ms = message.timestamp()
+    return at_ms * 1000 if kind == TIMESTAMP_LOG_APPEND_TIME else None
+
+
+def as_value(error: KafkaError | None, topic: str, exc: BaseException | None = None) -> DeliveryError:
+    """Return an error of the client library as a value.
+
+    Args:
+        error: what the client said, None where it said something else.
+        topic: where the record should have gone.
+        exc: what was raised.
+    """
     if error is None:
         return DeliveryError("_FAIL", str(exc), fatal=False)
-    return DeliveryError(error.name(), error.str(), fatal=error.fatal())
+    forbidden = error.code() in codes.NOT_ALLOWED
+    reason = f"{Operation.WRITE} on topic {topic} is not allowed" if forbidden else error.str()
+    return DeliveryError(error.name(), reason, fatal=error.fatal())

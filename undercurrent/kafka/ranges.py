@@ -123,6 +123,10 @@ class TopicRange:
             pieces.append(Piece(where, start, max(start, end), max(0, min(beginnings[where], end) - asked)))
         return cls(settings, topic, tuple(pieces), isolation)
 
+    def narrowed(self, pieces: tuple[Piece, ...]) -> TopicRange:
+        """Return a part of this range."""
+        return TopicRange(self._settings, self.topic, pieces, self._isolation)
+
     @property
     def offsets(self) -> int:
         """How many offsets it spans in all."""
@@ -139,19 +143,26 @@ class TopicRange:
             ReplayError: retention deleted records that were still to be read, or a partition cannot be read.
             UnreachableError: nothing arrived for `stall_s`.
         """
+        for batch in self.batches(batch_records=batch_records, stall_s=stall_s):
+            yield from batch
+
+    def batches(self, *, batch_records: int = 1000, stall_s: float = 30.0) -> Iterator[list[Record]]:
+        """Yield its records as `read` does, as many at a time as the client has."""
         for piece in self.pieces:
             if piece.offsets:
-                yield from self._read_piece(piece, batch_records, stall_s)
+                yield from self._batches_of(piece, batch_records, stall_s)
 
-    def _read_piece(self, piece: Piece, batch_records: int, stall_s: float) -> Iterator[Record]:
+    def _batches_of(self, piece: Piece, batch_records: int, stall_s: float) -> Iterator[list[Record]]:
         where = piece.partition
         with AssignedReader(self._settings, {where: piece.start}, isolation=self._isolation) as reader:
             position, moved_at = piece.start, time.monotonic()
             while position < piece.end:
-                for record in reader.poll_batch(batch_records, 0.25):
-                    if record.offset >= piece.end:
-                        return
-                    yield record
+                batch = reader.poll_batch(batch_records, 0.25)
+                if batch and batch[-1].offset >= piece.end:
+                    yield [record for record in batch if record.offset < piece.end]
+                    return
+                if batch:
+                    yield batch
                 for event in reader.take_events():
                     gone = event.problem is PartitionProblem.OUT_OF_RANGE
                     why = "retention deleted what was still to be read" if gone else event.reason
@@ -159,4 +170,5 @@ class TopicRange:
                 if reader.positions[where] > position:
                     position, moved_at = reader.positions[where], time.monotonic()
                 elif time.monotonic() - moved_at > stall_s:
-                    raise UnreachableError(f"{where} at offset {position}: nothing arrived for {stall_s:g} s")
+                    why = f": {reader.waiting}" if reader.waiting else ""
+                    raise UnreachableError(f"{where} at offset {position}: nothing arrived for {stall_s:g} s{why}")

@@ -13,7 +13,8 @@
 `beginning_offsets` may be asked from anywhere, since another client answers them.
 
 A client that is stranded (see `undercurrent.kafka.stranding`) is replaced inside `poll_batch`: reading goes on where it
-stood.
+stood. A partition stands still while a schema registry has not told the schema of its next record (see
+`undercurrent.kafka.gate`); `waiting` says so.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from undercurrent.kafka import codes
 from undercurrent.kafka.client import Isolation, KafkaSettings, make_consumer, reader_config
 from undercurrent.kafka.events import PartitionEvent, event_of
 from undercurrent.kafka.fetching import poll_messages
+from undercurrent.kafka.gate import gate_of
 from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.records import Partition, Record, client_partition, record_of
 from undercurrent.kafka.stranding import Watch, abandon
@@ -63,6 +65,8 @@ class AssignedReader:
         self._isolation = isolation
         self._lookup = lookup if lookup is not None else OffsetLookup(settings)
         self._positions = {Partition(*where): offset for where, offset in (starts or {}).items()}
+        self._gate = gate_of(settings)
+        self._held: dict[Partition, Record] = {}  # partitions that stand still, and at which record
         self._events: list[PartitionEvent] = []
         self._consumer: Consumer | None = None
         self._watch = Watch()
@@ -81,20 +85,30 @@ class AssignedReader:
         """Per partition the next offset that will be looked at: all that lies below was returned, or is not visible."""
         return dict(self._positions)
 
+    @property
+    def waiting(self) -> str | None:
+        """Why a partition stands still though it has records, in words; None where none does."""
+        for where, record in self._held.items():
+            return f"{where}: {self._gate.reason(record)}" if self._gate is not None else None
+        return None
+
     def add(self, partition: tuple[str, int], offset: int) -> None:
         """Read `partition` from `offset` on; one that is read already goes on there."""
         where = Partition(*partition)
-        consumer = self._client()
+        consumer, held = self._client(), self._held.pop(where, None)
         if where in self._positions:
             consumer.incremental_unassign([client_partition(where)])
         self._positions[where] = offset
         consumer.incremental_assign([client_partition(where, offset)])
+        if held:
+            consumer.resume([client_partition(where)])  # librdkafka remembers a pause over another assignment
 
     def remove(self, partition: tuple[str, int]) -> None:
         """Stop reading `partition`; nothing happens if it is not read."""
         where = Partition(*partition)
         if where in self._positions:
             self._client().incremental_unassign([client_partition(where)])
+            self._held.pop(where, None)
             del self._positions[where]
 
     def poll_batch(self, max_records: int, timeout_s: float) -> list[Record]:
@@ -105,6 +119,7 @@ class AssignedReader:
         """
         if self._watch.stranded:
             self._replace()
+        self._release()
         return self._sort(poll_messages(self._client(), max_records, timeout_s))
 
     def take_events(self) -> list[PartitionEvent]:
@@ -120,7 +135,7 @@ class AssignedReader:
         """Return the end of what this reader may see, of the partitions named or of all that are read."""
         return self._lookup.end(self._positions if partitions is None else partitions, isolation=self._isolation)
 
-    def read_to_end(self, deadline_s: float, *, batch_records: int = 1000) -> Iterator[Record]:
+    def read_to_end(self, deadline_s: float, *, batch_records: int = 1000, undecided: bool = False) -> Iterator[Record]:
         """Yield every record from the present positions to the ends as they are now; then `poll_batch` goes on there.
 
         With `READ_COMMITTED` the ends are of what is decided; a transaction is, a moment *after* its commit returned.
@@ -128,18 +143,21 @@ class AssignedReader:
         Args:
             deadline_s: how long it may take, in seconds.
             batch_records: how many are fetched from the client at a time.
+            undecided: the ends are those of the logs, and what transactions hold open below is waited for: a decided
+                record may lie behind another transaction that is not.
 
         Raises:
             UnreachableError: the ends were not reached in time.
             TopicError: a partition cannot be read (the position is out of range, not allowed, missing).
         """
         deadline = time.monotonic() + deadline_s
-        ends = self.end_offsets()
+        ends = self._lookup.end(self._positions) if undecided else self.end_offsets()
         while behind := [where for where, end in ends.items() if self._positions.get(where, end) < end]:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
+                why = f": {self.waiting}" if self.waiting else ""
                 raise UnreachableError(
-                    f"{behind[0]} and {len(behind) - 1} more were not read to their end in {deadline_s:g} s"
+                    f"{behind[0]} and {len(behind) - 1} more were not read to their end in {deadline_s:g} s{why}"
                 )
             yield from self.poll_batch(batch_records, min(left_s, 0.25))
             for event in self._events:
@@ -173,7 +191,20 @@ class AssignedReader:
                 len(self._positions),
             )
             abandon(stranded)
+        self._held.clear()  # the new client finds them again
         self._client()
+
+    def _hold(self, where: Partition, record: Record) -> None:
+        """Let a partition stand at a record that may not be decoded yet."""
+        self._held[where] = record
+        self._client().pause([client_partition(where)])
+        logger.warning("%s; it stands still", self.waiting)
+
+    def _release(self) -> None:
+        for where, record in list(self._held.items()):
+            if self._gate is None or self._gate.lets(record):
+                logger.info("%s goes on at offset %d", where, record.offset)
+                self.add(where, self._positions[where])
 
     def _sort(self, messages: list[Message]) -> list[Record]:
         records: list[Record] = []
@@ -186,7 +217,10 @@ class AssignedReader:
             record = record_of(message)
             where = Partition(record.topic, record.partition)
             # A record that was under way when its partition was removed, or moved forward.
-            if record.offset < positions.get(where, record.offset + 1):
+            if record.offset < positions.get(where, record.offset + 1) or where in self._held:
+                continue
+            if self._gate is not None and not self._gate.lets(record):
+                self._hold(where, record)
                 continue
             positions[where] = record.offset + 1
             records.append(record)
@@ -197,7 +231,7 @@ class AssignedReader:
         if error.code() == codes.END_OF_PARTITION:
             # Aborted records and markers are not delivered: only the end-of-partition tells that they are passed.
             end = message.offset()
-            if end is not None and where in self._positions:
+            if end is not None and where in self._positions and where not in self._held:
                 self._positions[where] = max(self._positions[where], end)
             return
         if error.fatal():

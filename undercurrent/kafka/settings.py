@@ -7,23 +7,37 @@
       sasl.username: probe
       sasl.password_file: /run/secrets/kafka     # read by the configuration loader
 
-Every other key is handed to librdkafka as it is; a key that librdkafka does not know, or whose value it refuses, is a
-`ConfigError` that names it. A few keys carry the guarantees of the protocol and are refused: see `RESERVED`.
+Every other key is handed to librdkafka as it is, but for those of a schema registry, which begin with
+`schema.registry.` (see `undercurrent.kafka.registry`); a key that librdkafka does not know, or whose value it refuses,
+is a `ConfigError` that names it. A few keys carry the guarantees of the protocol and are refused: see `RESERVED`.
 """
 
 from __future__ import annotations
 
 import logging
-import re
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Self
 
 from confluent_kafka import Consumer, KafkaException, Producer
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from undercurrent.errors import ConfigError
+from undercurrent.kafka import registry
+from undercurrent.kafka.registry import RegistrySettings
+from undercurrent.secret_keys import MASK, is_secret
 
 Scalar = str | int | float | bool
+
+_FILES = (
+    "ssl.ca.location",
+    "ssl.certificate.location",
+    "ssl.key.location",
+    "ssl.keystore.location",
+    "ssl.crl.location",
+)
+_SEARCHED = "probe"  # librdkafka looks in the usual places
 
 RESERVED: Mapping[str, str] = {
     "acks": "an acknowledged record must survive, so it is always 'all'",
@@ -44,8 +58,8 @@ RESERVED: Mapping[str, str] = {
 }
 """Keys that a user may not set, and why."""
 
-_SECRET = re.compile(r"password|secret|\.pem$|jaas|token", re.IGNORECASE)
-_MASK = "********"
+# As a variable of the environment names it.
+_REGISTRY_URL = "schema_registry_url"
 
 
 class KafkaSettings(BaseModel):
@@ -56,15 +70,17 @@ class KafkaSettings(BaseModel):
     Args:
         bootstrap_servers: comma-separated `host:port`.
         options: librdkafka keys; a flat mapping of them beside `bootstrap_servers` ends up here.
+        registry: of schemas, where there is one; a flat mapping's `schema.registry.` keys end up here.
 
     Raises:
         ConfigError: a key is unknown, reserved, or its value is refused by librdkafka.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     bootstrap_servers: str = Field(min_length=1)
     options: dict[str, Scalar] = Field(default_factory=dict)
+    registry: RegistrySettings | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -73,10 +89,14 @@ class KafkaSettings(BaseModel):
             return data
         options = dict(data.get("options") or {})
         servers = data.get("bootstrap_servers", data.get("bootstrap.servers"))
-        options.update(
-            {k: v for k, v in data.items() if k not in ("options", "bootstrap_servers", "bootstrap.servers")}
-        )
-        collected: dict[str, Any] = {"options": options}
+        fields = ("options", "bootstrap_servers", "bootstrap.servers", "registry")
+        options.update({k: v for k, v in data.items() if k not in fields})
+        if url := options.pop(_REGISTRY_URL, None):
+            options[registry.PREFIX + "url"] = url
+        keys = {key: options.pop(key) for key in list(options) if str(key).startswith(registry.PREFIX)}
+        collected: dict[str, Any] = {"options": options, "registry": data.get("registry")}
+        if keys:
+            collected["registry"] = RegistrySettings.from_keys(keys)
         if servers is not None:
             collected["bootstrap_servers"] = servers
         return collected
@@ -87,8 +107,15 @@ class KafkaSettings(BaseModel):
             if key in RESERVED:
                 raise ConfigError(f"Kafka key {key!r} cannot be set: {RESERVED[key]}")
             _check_option(key, value)
+        if "ssl" in str(self.options.get("security.protocol", "")).lower():
+            _check_files(self.options)
         _check_together(self.options)
         return self
+
+    @property
+    def secured(self) -> bool:
+        """Whether the brokers are told who this is: by a password, a token or a certificate."""
+        return str(self.options.get("security.protocol", "plaintext")).lower() != "plaintext"
 
     def for_producer(self) -> dict[str, Scalar]:
         """Return the keys for a producer: those that only a consumer reads are left out."""
@@ -114,12 +141,16 @@ class KafkaSettings(BaseModel):
         if "message.max.bytes" in self.options:
             return self
         options = {**self.options, "message.max.bytes": message_bytes}
-        return KafkaSettings(bootstrap_servers=self.bootstrap_servers, options=options)
+        return KafkaSettings(bootstrap_servers=self.bootstrap_servers, options=options, registry=self.registry)
+
+    def keys(self) -> dict[str, Any]:
+        """Return everything set as one flat mapping of plain data, secrets included: what makes the same settings."""
+        own = {} if self.registry is None else self.registry.keys()
+        return {"bootstrap_servers": self.bootstrap_servers, **self.options, **own}
 
     def masked(self) -> dict[str, Scalar]:
         """Return everything set, secrets replaced: fit to be shown or logged."""
-        shown = {key: _MASK if _SECRET.search(key) else value for key, value in self.options.items()}
-        return {"bootstrap_servers": self.bootstrap_servers, **shown}
+        return {key: MASK if is_secret(key) else value for key, value in self.keys().items()}
 
     def __repr__(self) -> str:
         return f"KafkaSettings({self.masked()!r})"
@@ -177,9 +208,20 @@ def _check_option(key: str, value: Scalar) -> None:
             raise ConfigError(f"Kafka key {key!r} is unknown to librdkafka") from exc
         # librdkafka's words repeat the value, which may be a secret; a range it names is worth showing.
         shown = f": {reason}" if "outside allowed range" in reason else ""
-        raise ConfigError(f"Kafka key {key!r}: librdkafka refuses its value{shown}") from exc
+        # Without the cause: a log that shows a chain of errors would show that value.
+        raise ConfigError(f"Kafka key {key!r}: librdkafka refuses its value{shown}") from None
     except (TypeError, ValueError) as exc:
         raise ConfigError(f"Kafka key {key!r}: {exc}") from exc
+
+
+def _check_files(options: Mapping[str, Scalar]) -> None:
+    """Say in plain words which file is missing: the client library says it in OpenSSL's, and not which."""
+    for key in _FILES:
+        path = str(options.get(key, ""))
+        if path in ("", _SEARCHED) or os.access(path, os.R_OK):
+            continue
+        what = "cannot be read by this user" if Path(path).exists() else "there is no such file"
+        raise ConfigError(f"Kafka key {key!r}: {path}: {what}")
 
 
 def _check_together(options: Mapping[str, Scalar]) -> None:
@@ -188,7 +230,12 @@ def _check_together(options: Mapping[str, Scalar]) -> None:
     try:
         _try_client("producer", options)
     except KafkaException as exc:
-        raise ConfigError(f"Kafka keys {', '.join(sorted(options))}: {exc.args[0].str().strip()}") from exc
+        # As above: its words may repeat a value.
+        reason = exc.args[0].str().strip()
+        for key, value in options.items():
+            if is_secret(key) and str(value):
+                reason = reason.replace(str(value), MASK)
+        raise ConfigError(f"Kafka keys {', '.join(sorted(options))}: {reason}") from None
 
 
 def _ignored_by(role: str, key: str, value: Scalar) -> bool:

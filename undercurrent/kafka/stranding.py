@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaException
 
-from undercurrent.errors import UnreachableError
+from undercurrent.errors import NotAllowedError, UnreachableError
 from undercurrent.kafka.client import KafkaSettings, ping
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def is_stranded(settings: KafkaSettings, producer: Producer, limit_s: float = 3.
     """
     try:
         ping(settings, limit_s)
-    except UnreachableError:
+    except (NotAllowedError, UnreachableError):
         return False
     try:
         producer.list_topics(timeout=limit_s)

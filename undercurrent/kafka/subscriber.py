@@ -19,6 +19,9 @@ not assigned when it is called.
 A client that is stranded (see `undercurrent.kafka.stranding`) is replaced inside `poll_batch`: the handler is told that
 its partitions are lost, commits under way count as failed, and the new client joins the group as a new member. It gets
 partitions when the session of the old one is over, as after a crash.
+
+A partition stands still while a schema registry has not told the schema of its next record (see
+`undercurrent.kafka.gate`); nobody is told, since nothing is lost and nothing is to be done.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from confluent_kafka import KafkaException
 
+from undercurrent.acls import Operation
 from undercurrent.errors import CommitError, ProbingError, UnreachableError
 from undercurrent.kafka import codes
 from undercurrent.kafka.client import (
@@ -45,6 +49,7 @@ from undercurrent.kafka.client import (
 )
 from undercurrent.kafka.events import PartitionEvent
 from undercurrent.kafka.fetching import Fetching
+from undercurrent.kafka.gate import Gate, gate_of
 from undercurrent.kafka.records import Partition, Record, client_partition
 from undercurrent.kafka.stranding import Watch, abandon
 
@@ -87,16 +92,17 @@ class _Client:
     Args:
         config: of the client.
         incremental: whether single partitions may be assigned.
+        gate: says which records may be decoded.
     """
 
-    def __init__(self, config: Mapping[str, Any], *, incremental: bool) -> None:
+    def __init__(self, config: Mapping[str, Any], *, incremental: bool, gate: Gate | None) -> None:
         self.watch = Watch()
         self.log = ClientLog()
         self.under_way: list[dict[Partition, int]] = []
         self.commit_results: list[CommitResult] = []
         told = {"logger": self.log, "on_commit": self._on_commit, **self.watch.config()}
         self.consumer = make_consumer({**config, **told})
-        self.fetching = Fetching(self.consumer, incremental=incremental)
+        self.fetching = Fetching(self.consumer, incremental=incremental, gate=gate)
 
     def give_up(self) -> list[CommitResult]:
         """End the client without waiting; return what became of commits, those under way as failed."""
@@ -126,6 +132,7 @@ class GroupSubscriber:
         assignor: how the group hands out partitions; all members must agree.
         isolation: which records are seen; `READ_COMMITTED` also makes `committed` wait for open transactions.
         instance_id: the name of a static member.
+        together: see `group_consumer_config`.
     """
 
     def __init__(
@@ -138,11 +145,13 @@ class GroupSubscriber:
         assignor: Assignor = Assignor.COOPERATIVE_STICKY,
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
         instance_id: str | None = None,
+        together: bool = False,
     ) -> None:
         self.group_id = group_id
         self._incremental = assignor.incremental
+        self._gate = gate_of(settings)
         self._config = group_consumer_config(
-            settings, group_id, assignor=assignor, isolation=isolation, instance_id=instance_id
+            settings, group_id, assignor=assignor, isolation=isolation, instance_id=instance_id, together=together
         )
         self._topics = list(topics)
         self._handler = handler
@@ -232,7 +241,10 @@ class GroupSubscriber:
         except KafkaException as exc:
             error = error_of(exc)
             if error is None or error.fatal() or error.name().endswith("AUTHORIZATION_FAILED"):
-                raise UnreachableError(f"offsets of group {self.group_id!r}: {reason_of(exc)}") from exc
+                needs = (
+                    f" ({Operation.READ} on it is needed)" if error and error.code() in codes.GROUP_NOT_ALLOWED else ""
+                )
+                raise UnreachableError(f"offsets of group {self.group_id!r}: {reason_of(exc)}{needs}") from exc
             return {}
         return {
             Partition(answer.topic, answer.partition): (
@@ -304,7 +316,7 @@ class GroupSubscriber:
             self._client = None
 
     def _join(self) -> None:
-        self._client = _Client(self._config, incremental=self._incremental)
+        self._client = _Client(self._config, incremental=self._incremental, gate=self._gate)
         self._client.consumer.subscribe(
             self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
         )

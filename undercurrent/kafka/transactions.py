@@ -18,12 +18,16 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaException
 
+from undercurrent.acls import Operation
 from undercurrent.errors import (
     AbortableTransactionError,
     ConfigError,
@@ -41,16 +45,19 @@ from undercurrent.kafka.client import (
     reason_of,
     transactional_producer_config,
 )
-from undercurrent.kafka.publisher import HeaderList
+from undercurrent.kafka.publisher import HeaderList, as_value
 from undercurrent.kafka.records import client_partition
 from undercurrent.kafka.stranding import is_stranded
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, Producer
+    from confluent_kafka import KafkaError, Message, Producer
 
 logger = logging.getLogger(__name__)
 
 _ASK_S = 3.0
+# How much later than it should a call may come back.
+_LATE_S = 2.0
+_AGAIN_S = 0.02
 
 Offsets = Mapping[tuple[str, int], tuple[int, str | None]]
 """Per partition the next offset to read and the commit's metadata."""
@@ -152,11 +159,31 @@ class TransactionalWriter:
 
         Raises:
             AbortableTransactionError: the group moved on and this member owns the partitions no more.
+            StrandedError: the client does not come back.
         """
         positions = [client_partition(where, offset, metadata) for where, (offset, metadata) in offsets.items()]
-        self._run(
-            lambda producer: producer.send_offsets_to_transaction(positions, group_metadata, self._call_timeout_s)
-        )
+
+        def send(producer: Producer) -> None:
+            producer.send_offsets_to_transaction(positions, group_metadata, self._call_timeout_s)
+
+        limit_s = self._call_timeout_s + _LATE_S
+        try:
+            self._run(lambda producer: _within(limit_s, lambda: send(producer)))
+        except FutureTimeoutError as exc:
+            logger.warning("the writer %s does not come back from its offsets", self.transactional_id)
+            # Nobody may wait for this client's end: the call has not ended.
+            self._producer, self._open = None, False
+            raise StrandedError(f"sending offsets has not ended after {limit_s:g} s") from exc
+
+    def flush(self) -> None:
+        """Wait until the logs have the records of the open transaction; `commit` does so by itself.
+
+        Raises:
+            RetriableTransactionError: some are still under way.
+        """
+        left = self._client().flush(self._call_timeout_s)
+        if left:
+            raise RetriableTransactionError(f"{left} records are under way")
 
     def commit(self) -> None:
         """Make records and offsets of the open transaction visible, all or none.
@@ -206,6 +233,10 @@ class TransactionalWriter:
                 # The broker ends it, by its timeout or when the id is taken over.
                 self._open = False
                 raise StrandedError(str(error)) from exc
+            refused = error_of(exc)
+            if refused is not None and refused.code() in codes.ID_NOT_ALLOWED:
+                what = f"{Operation.WRITE} on transactional id {self.transactional_id} is not allowed"
+                raise FencedError(what) from exc
             raise error from exc
 
     def _share_of(self, deadline: float) -> float:
@@ -215,9 +246,54 @@ class TransactionalWriter:
         limit_s = min(_ASK_S, deadline - time.monotonic())
         return limit_s > 0 and is_stranded(self._settings, self._client(), limit_s)
 
-    def _delivered(self, error: KafkaError | None, _message: object) -> None:
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None and self._failed is None:
-            self._failed = f"{error.str()} [{error.name()}]"
+            self._failed = f"{as_value(error, message.topic() or '').reason} [{error.name()}]"
+
+
+def _within(limit_s: float, call: Callable[[], None]) -> None:
+    """Make a call on a thread of its own, and leave both behind where it has not ended within a time.
+
+    librdkafka 2.16 sends offsets to a group's coordinator without looking at the clock. Where the coordinator is lost
+    between two states of its connection, as happens when a broker is killed and comes back, the call never ends.
+
+    Raises:
+        TimeoutError: it has not ended.
+    """
+    ended: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            call()
+            ended.set_result(None)
+        except BaseException as exc:  # raised where it is waited for
+            ended.set_exception(exc)
+
+    threading.Thread(target=run, name="offsets", daemon=True).start()
+    ended.result(limit_s)
+
+
+def until_decided(call: Callable[[], None], deadline_s: float) -> None:
+    """Repeat a call of a writer until it is decided.
+
+    Args:
+        call: what to do.
+        deadline_s: how long it may stay undecided.
+
+    Raises:
+        StrandedError: it stayed so: nor can the transaction be aborted, which would conflict with the call under way.
+        TransactionError: it failed otherwise.
+    """
+    deadline = time.monotonic() + deadline_s
+    while True:
+        try:
+            call()
+        except RetriableTransactionError as exc:
+            if time.monotonic() >= deadline:
+                raise StrandedError(f"undecided for {deadline_s:g} s: {exc}") from exc
+            time.sleep(_AGAIN_S)  # some of these errors come at once
+        else:
+            return
 
 
 def _timed_out(exc: KafkaException) -> bool:

@@ -204,13 +204,16 @@ class Mean:
         return self._sum / self._count if self._count >= self._min_count else -math.inf
 
     def update(self, scores: Scores) -> Aggregated:  # noqa: D102
+        line = np.empty(len(scores) + 1, np.float64)
+        line[0], line[1:] = self._sum, scores
         # accumulate adds strictly one after the other, as push does; np.sum would not.
-        sums = np.add.accumulate(np.concatenate(([self._sum], scores.astype(np.float64))))[1:]
-        counts = np.arange(self._count + 1, self._count + 1 + len(scores))
+        sums = np.add.accumulate(line)[1:]
+        means: Aggregated = sums / np.arange(self._count + 1, self._count + 1 + len(sums))
+        means[: max(0, self._min_count - 1 - self._count)] = -math.inf
         if len(sums):
             self._sum = float(sums[-1])
             self._count += len(sums)
-        return np.where(counts >= self._min_count, sums / counts, -math.inf)
+        return means
 
     @property
     def value(self) -> float | None:  # noqa: D102

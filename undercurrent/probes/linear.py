@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from undercurrent.core import ProbeFactory
 from undercurrent.errors import ProbeError
 from undercurrent.probes.folder import LinearArtefact, make_config, read_folder, write_folder
-from undercurrent.probes.scoring import row_scores
+from undercurrent.probes.scoring import row_scores, scattered_scores
 from undercurrent.probes.sklearn_exchange import classifier_of, linear_parts
 from undercurrent.probes.trajectory import TrajectoryProbe
 from undercurrent.spec import TensorType
@@ -43,7 +42,7 @@ class LinearProbe(TrajectoryProbe):
         folder: str | Path | None = None,
         threshold: float | None = None,
     ) -> None:
-        super().__init__(_resolve(artefact, folder, threshold))
+        super().__init__(self.resolved(artefact, folder, threshold))
 
     @classmethod
     def from_folder(cls, path: str | Path) -> LinearProbe:
@@ -107,26 +106,6 @@ class LinearProbe(TrajectoryProbe):
         """
         return classifier_of(self.artefact.weight64, self.artefact.bias)
 
-    @classmethod
-    def factory(  # type: ignore[override]  # a probe's settings are its own
-        cls,
-        *,
-        artefact: LinearArtefact | None = None,
-        folder: str | Path | None = None,
-        threshold: float | None = None,
-    ) -> ProbeFactory:
-        """Return a factory whose instances share one set of weights.
-
-        Args:
-            artefact: the probe.
-            folder: where to read it from instead.
-            threshold: takes the place of its own.
-
-        Raises:
-            ProbeError: neither or both are given, or the folder is wrong.
-        """
-        return ProbeFactory(cls, {"artefact": _resolve(artefact, folder, threshold)})
-
     def save(self, path: str | Path) -> None:
         """Write the probe as a folder that `from_folder` reads back with the same fingerprint."""
         write_folder(self.artefact, Path(path))
@@ -135,12 +114,32 @@ class LinearProbe(TrajectoryProbe):
         """Return one score per row, float32 [n], with the same bits in any batch; see `row_scores`."""
         return row_scores(rows, self.artefact.weight64, self.artefact.bias)
 
+    def score_scattered(self, values: list[bytes], starts: bytes, rows: int, dtype: str) -> NDArray[np.float32] | None:
+        """Return what `score` gives of rows that lie in many pieces; None where they have to be put together for it.
 
-def _resolve(artefact: LinearArtefact | None, folder: str | Path | None, threshold: float | None) -> LinearArtefact:
-    if artefact is not None and folder is not None:
-        raise ProbeError("a linear probe takes an artefact or a folder, not both")
-    if artefact is None:
-        if folder is None:
-            raise ProbeError("a linear probe needs its folder: args: {folder: PATH}")
-        artefact = read_folder(Path(folder))
-    return artefact if threshold is None else artefact.with_threshold(threshold)
+        Args:
+            values: what holds the rows.
+            starts: where in each they begin, int32 [len(values)]; they go on to its end.
+            rows: how many there are.
+            dtype: their element type.
+        """
+        if type(self).score is not LinearProbe.score:
+            return None  # a subclass scores in a way of its own
+        return scattered_scores(values, starts, rows, dtype, self.artefact.weight64, self.artefact.bias)
+
+    @classmethod
+    def resolved(
+        cls, artefact: LinearArtefact | None, folder: str | Path | None, threshold: float | None
+    ) -> LinearArtefact:
+        """Return the artefact that is given, or is in a folder.
+
+        Raises:
+            ProbeError: neither or both are given, or the folder is wrong.
+        """
+        if artefact is not None and folder is not None:
+            raise ProbeError("a linear probe takes an artefact or a folder, not both")
+        if artefact is None:
+            if folder is None:
+                raise ProbeError("a linear probe needs its folder: args: {folder: PATH}")
+            artefact = read_folder(Path(folder))
+        return artefact if threshold is None else artefact.with_threshold(threshold)

@@ -88,6 +88,16 @@ def load_probe(
     return _loaded(lambda: known.probe_cls.factory(**merged), reference)
 
 
+def loaded_probe(probe: TrajectoryProbe) -> LoadedProbe:
+    """Return a stored probe that was made or opened by hand, ready to run.
+
+    Raises:
+        ProbeError: it cannot be run.
+    """
+    name = probe.artefact.config.name
+    return _loaded(lambda: type(probe).factory(artefact=probe.artefact), name)
+
+
 def load_binding(
     binding: Binding, *, base: str | Path = ".", registry: ProbeRegistry = default_registry
 ) -> LoadedProbe:

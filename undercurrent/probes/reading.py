@@ -42,5 +42,5 @@ def describe(error: ValidationError, model: type[BaseModel]) -> str:
         elif detail["type"] == "missing":
             found.append(f"field {field!r}: is missing")
         else:
-            found.append(f"field {field!r}: {detail['input']!r:.60}: {detail['msg']}")
+            found.append(f"field {field!r}: {detail['input']!r:.60}: {detail['msg'].removeprefix('Value error, ')}")
     return "; ".join(found)

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from undercurrent.core import ProbeFactory
 from undercurrent.errors import ProbeError
 from undercurrent.probes.artefact import Artefact, make_artefact, read_artefact, write_artefact
 from undercurrent.probes.folder import ATTENTION, MAHALANOBIS, MEAN_DIFFERENCE, MLP
@@ -38,7 +37,7 @@ class StoredProbe(TrajectoryProbe):
     def __init__(
         self, artefact: Artefact | None = None, *, folder: str | Path | None = None, threshold: float | None = None
     ) -> None:
-        super().__init__(self._resolve(artefact, folder, threshold))
+        super().__init__(self.resolved(artefact, folder, threshold))
 
     @classmethod
     def from_folder(cls, path: str | Path) -> Self:
@@ -64,26 +63,6 @@ class StoredProbe(TrajectoryProbe):
         named = {"name": cls.format.partition("/")[0].rpartition(".")[2]} | settings
         return cls(make_artefact(cls.format, tensors, named, "from_tensors"))
 
-    @classmethod
-    def factory(  # type: ignore[override]  # a probe's settings are its own
-        cls,
-        *,
-        artefact: Artefact | None = None,
-        folder: str | Path | None = None,
-        threshold: float | None = None,
-    ) -> ProbeFactory:
-        """Return a factory whose instances share one set of weights.
-
-        Args:
-            artefact: the probe.
-            folder: where to read it from instead.
-            threshold: takes the place of its own.
-
-        Raises:
-            ProbeError: neither or both are given, or the folder is wrong.
-        """
-        return ProbeFactory(cls, {"artefact": cls._resolve(artefact, folder, threshold)})
-
     def save(self, path: str | Path) -> None:
         """Write the probe as a folder that `from_folder` reads back with the same fingerprint."""
         write_artefact(self.artefact, Path(path))
@@ -95,7 +74,12 @@ class StoredProbe(TrajectoryProbe):
         return kernel(rows)
 
     @classmethod
-    def _resolve(cls, artefact: Artefact | None, folder: str | Path | None, threshold: float | None) -> Artefact:
+    def resolved(cls, artefact: Artefact | None, folder: str | Path | None, threshold: float | None) -> Artefact:
+        """Return the artefact that is given, or is in a folder.
+
+        Raises:
+            ProbeError: neither or both are given, the folder is wrong or of another format.
+        """
         if (artefact is None) is (folder is None):
             raise ProbeError(f"{cls.__name__} takes an artefact or a folder, one of both: args: {{folder: PATH}}")
         if artefact is None:

@@ -5,12 +5,22 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from undercurrent.core import Coverage, Probe, ProbeAction, ProbeResult, ProbeSignal, RequestContext, StreamFacts
+from undercurrent.core import (
+    Coverage,
+    Probe,
+    ProbeAction,
+    ProbeFactory,
+    ProbeResult,
+    ProbeSignal,
+    RequestContext,
+    StreamFacts,
+)
 from undercurrent.errors import ProbeError
 from undercurrent.probes.aggregators import make_aggregator
 from undercurrent.probes.artefact import Artefact
@@ -21,6 +31,20 @@ from undercurrent.spec import ActivationRecord, ProbeKind
 _STATE_FORMAT = 1
 
 
+class Followed(NamedTuple):
+    """What tokens make of a request's score.
+
+    Args:
+        positions: of the tokens that count, absolute, int32 [m].
+        scores: of each token, float32 [m].
+        aggregates: of the request after each, float64 [m], -inf where there is none yet.
+    """
+
+    positions: NDArray[np.int32]
+    scores: NDArray[np.float32]
+    aggregates: NDArray[np.float64]
+
+
 class TrajectoryProbe(Probe):
     """Scores each token's row, aggregates, and acts once, where the aggregate reaches a threshold.
 
@@ -29,6 +53,9 @@ class TrajectoryProbe(Probe):
     """
 
     probe_kind: ClassVar[ProbeKind] = ProbeKind.TRAJECTORY
+    joins_blocks: ClassVar[bool] = True
+    """`on_scores` says the same of tokens however they are cut into blocks; a subclass of which that is not true says
+    False, and is given each block as it was captured."""
 
     artefact: LinearArtefact | Artefact
 
@@ -41,6 +68,31 @@ class TrajectoryProbe(Probe):
         self._lacks_prefix = False
         self._scored = 0
         self._signal: ProbeSignal | None = None
+
+    @classmethod
+    def factory(  # type: ignore[override]  # a probe's settings are its own
+        cls,
+        *,
+        artefact: Any = None,  # noqa: ANN401 - of the class's own kind
+        folder: str | Path | None = None,
+        threshold: float | None = None,
+    ) -> ProbeFactory:
+        """Return a factory whose instances share one set of weights.
+
+        Args:
+            artefact: the probe.
+            folder: where to read it from instead.
+            threshold: takes the place of its own.
+
+        Raises:
+            ProbeError: neither or both are given, or the folder is wrong.
+        """
+        return ProbeFactory(cls, {"artefact": cls.resolved(artefact, folder, threshold)})
+
+    @classmethod
+    @abstractmethod
+    def resolved(cls, artefact: Any, folder: str | Path | None, threshold: float | None) -> LinearArtefact | Artefact:  # noqa: ANN401
+        """Return the artefact that the arguments of `factory` mean."""
 
     @property
     def fingerprint(self) -> str:
@@ -117,6 +169,22 @@ class TrajectoryProbe(Probe):
         if len(column) == 1:  # a decode step: NumPy's cost per call would be most of it
             position = int(positions[0])
             return self._take(position, column[0], counts=self._counts_at(position))
+        taken = self._follow(positions, column)
+        if self._signal is not None or not len(taken.aggregates):
+            return None
+        reached = taken.aggregates >= self._config.threshold
+        at = int(reached.argmax())
+        return self._act(int(taken.positions[at]), float(taken.aggregates[at])) if reached[at] else None
+
+    def follow(self, positions: NDArray[np.int32], layers: Sequence[int], scores: NDArray[np.float32]) -> Followed:
+        """Take the scores of a block as `on_scores` does, act on none, and return the aggregate after each token.
+
+        Raises:
+            ProbeError: as `on_scores` does.
+        """
+        return self._follow(positions, self._column(layers, scores))
+
+    def _follow(self, positions: NDArray[np.int32], column: NDArray[np.float32]) -> Followed:
         finite = np.isfinite(column) if column.ndim == 1 else np.isfinite(column).all(axis=1)
         if not finite.all():
             at = int(np.argmin(finite))
@@ -124,11 +192,7 @@ class TrajectoryProbe(Probe):
         self._scored += len(column)
         positions, column = self._counted(positions, column)
         aggregates = self._course.update(positions, column)
-        if self._signal is not None or not len(aggregates):
-            return None
-        reached = aggregates >= self._config.threshold
-        at = int(np.argmax(reached))
-        return self._act(int(positions[at]), float(aggregates[at])) if reached[at] else None
+        return Followed(positions, column if column.ndim == 1 else column[:, 0], aggregates)
 
     def _column(self, layers: Sequence[int], scores: NDArray[np.float32]) -> NDArray[np.float32]:
         try:

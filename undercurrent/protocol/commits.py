@@ -24,11 +24,17 @@ class Progress:
         self._next = start.offset
         self._open: dict[int, None] = {}
         self._finished = set(start.finished)
+        self._unexplained = dict(start.unexplained)
 
     @property
     def low(self) -> int:
         """Lowest offset that is not finished."""
         return next(iter(self._open), self._next)
+
+    @property
+    def fetched_to(self) -> int:
+        """The first offset that was not fetched."""
+        return self._next
 
     @property
     def finished(self) -> frozenset[int]:
@@ -59,6 +65,10 @@ class Progress:
         """Return whether nothing is left to do for an offset."""
         return offset < self.low or offset in self._finished
 
+    def unexplained(self, offset: int) -> int:
+        """Return the unexplained accepts of a prompt that the log no longer has, as the owner before counted them."""
+        return self._unexplained.get(offset, 0)
+
     def position(self, reader: GenerationsReader, read_to: int) -> tuple[Position, str]:
         """Return what to commit now: the position and its metadata.
 
@@ -83,10 +93,13 @@ class Progress:
     def _position(self, reader: GenerationsReader, read_to: int, finished: frozenset[int]) -> Position:
         low = self.low
         needed = [state for state in reader if state.prompt_offset >= low and state.prompt_offset not in finished]
+        read = {state.prompt_offset for state in reader}
+        kept = {o: n for o, n in self._unexplained.items() if o >= low and o not in finished and o not in read}
+        counted = {s.prompt_offset: len(s.unexplained) for s in needed if s.unexplained and not s.closed}
         return Position(
             offset=low,
             epoch=self.epoch,
             read_from=min((state.first_offset for state in needed), default=read_to),
             finished=finished,
-            unexplained={s.prompt_offset: len(s.unexplained) for s in needed if s.unexplained and not s.closed},
+            unexplained=kept | counted,
         )

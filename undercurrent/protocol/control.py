@@ -7,11 +7,18 @@ and binds every one until it is answered.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from undercurrent.protocol.messages import AckOutcome, CommandKind, ControlAck, ControlCommand
+
+MAX_REASON_CHARS = 1000
+"""What of a command's reason stands in a final."""
+
+# Whoever may write commands chooses these, and answers and finals repeat them: one that no topic takes would end every
+# worker that tries to write it.
+_MAX_NAME_CHARS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,7 @@ class Command:
         attempt: int | None = None,
         tokens: int | None = None,
         applied_at_us: int | None = None,
+        rollouts: int = 0,
     ) -> ControlAck:
         """Return an answer to it.
 
@@ -49,6 +57,7 @@ class Command:
             attempt: that it met, where one is known.
             tokens: generated until it was applied.
             applied_at_us: when it was, microseconds since the Unix epoch.
+            rollouts: of a braked one, next offset of the rollouts topic.
         """
         message = self.message
         return ControlAck(
@@ -64,6 +73,8 @@ class Command:
             decided_at_us=message.decided_at_us,
             received_at_us=self.received_at_us,
             applied_at_us=applied_at_us,
+            probe=message.probe,
+            rollouts=rollouts,
         )
 
 
@@ -88,15 +99,22 @@ class ControlBook:
         self._keep_us = keep_us
         self._commands: dict[str, dict[str, Command]] = {}
         self._answers: set[str] = set()
+        self._unknown: set[str] = set()
         self._noted: deque[_Noted] = deque()
 
     def __len__(self) -> int:
         """Return how many commands and answers are in memory."""
-        return len(self._answers) + sum(len(commands) for commands in self._commands.values())
+        commands = sum(len(commands) for commands in self._commands.values())
+        return commands + len(self._answers) + len(self._unknown)
 
     def add(self, message: ControlCommand, received_at_us: int) -> Command | None:
-        """Note a command; return it when it is new and nobody has answered it, so that it has to be acted on."""
+        """Note a command; return it when it is new and nobody has answered it, so that it has to be acted on.
+
+        One whose id or probe has a name of kilobytes is none: it could not be answered.
+        """
         if message.kind is not CommandKind.ABORT:
+            return None
+        if max(len(message.command_id), len(message.probe or "")) > _MAX_NAME_CHARS:
             return None
         of_request = self._commands.setdefault(message.request_id, {})
         if message.command_id in of_request:
@@ -107,25 +125,33 @@ class ControlBook:
         return None if message.command_id in self._answers else command
 
     def answered(self, ack: ControlAck, now_us: int) -> None:
-        """Note an answer; the first one in log order counts, and `unknown` is none."""
-        if ack.outcome is not AckOutcome.UNKNOWN and ack.command_id not in self._answers:
-            self._answers.add(ack.command_id)
+        """Note an answer; the first one in log order counts, and `unknown` is none, but is not given again."""
+        noted = self._unknown if ack.outcome is AckOutcome.UNKNOWN else self._answers
+        if ack.command_id not in noted:
+            noted.add(ack.command_id)
             self._noted.append(_Noted(now_us, ack.request_id, ack.command_id, answer=True))
 
     def is_answered(self, command_id: str) -> bool:
         """Return whether an answer that counts is on record."""
         return command_id in self._answers
 
-    def binding(self, request_id: str, children: int) -> Command | None:
+    def is_told_unknown(self, command_id: str) -> bool:
+        """Return whether it is on record that no prompt of its request was there."""
+        return command_id in self._unknown
+
+    def binding(
+        self, request_id: str, children: int, ignored: Callable[[ControlCommand], bool] = lambda _: False
+    ) -> Command | None:
         """Return the command that stops every further attempt of a request, None when it may run.
 
         Args:
             request_id: the request.
             children: how many it has; a command that names one of several stops that one alone.
+            ignored: says which commands are not applied.
         """
         for command in self._commands.get(request_id, {}).values():
             every = command.message.attempt is None and command.child(children) is None
-            if every and command.message.command_id not in self._answers:
+            if every and command.message.command_id not in self._answers and not ignored(command.message):
                 return command
         return None
 
@@ -150,6 +176,7 @@ class ControlBook:
             self._drop(noted.request_id, noted.command_id)
             if noted.answer:
                 self._answers.discard(noted.command_id)
+                self._unknown.discard(noted.command_id)
 
     def _drop(self, request_id: str, command_id: str) -> None:
         commands = self._commands.get(request_id, {})

@@ -105,6 +105,29 @@ def begin(
     return Beginning(position=position)
 
 
+def taken_by_retention(committed: tuple[int, str] | None, prompts: LogRange) -> tuple[LogRange, ...]:
+    """Return the offsets that are gone from the log though nobody had finished their prompts.
+
+    Args:
+        committed: offset and metadata of the group's last commit, None where it has none.
+        prompts: offsets of the prompts partition.
+    """
+    if committed is None or committed[0] >= prompts.start:
+        return ()
+    offset, metadata = committed
+    try:
+        finished = decode_metadata(offset, metadata).finished
+    except ProtocolError:
+        finished = frozenset()
+    found: list[LogRange] = []
+    for at in (at for at in range(offset, prompts.start) if at not in finished):
+        if found and found[-1].end == at:
+            found[-1] = LogRange(found[-1].start, at + 1)
+        else:
+            found.append(LogRange(at, at + 1))
+    return tuple(found)
+
+
 def encode_metadata(position: Position) -> str:
     """Return a position's metadata; `d` and `s` are left out where there is nothing to say."""
     base = position.offset

@@ -19,6 +19,8 @@ from enum import StrEnum
 
 from undercurrent.protocol.messages import Accepted, GenerationEvent, GenerationKind, Released
 
+MAX_EARLIER = 16
+
 
 class Ruling(StrEnum):
     """What a record of the log means to every reader."""
@@ -57,6 +59,7 @@ class RequestState:
         released: the holder gave it up.
         unexplained: pairs (attempt, incarnation) that were accepted and neither released nor closed.
         finals: the valid final of each child that has one.
+        earlier: the attempts before, whose streams may be open, oldest first; the last `MAX_EARLIER` of them.
     """
 
     request_id: str
@@ -74,6 +77,7 @@ class RequestState:
     released: bool = False
     unexplained: list[tuple[int, int]] = field(default_factory=list)
     finals: dict[int, GenerationEvent] = field(default_factory=dict)
+    earlier: tuple[RequestState, ...] = ()
 
     @property
     def holder(self) -> tuple[int, int]:
@@ -144,6 +148,8 @@ class GenerationsReader:
             state.released = True
             return Ruling.RELEASED
         if pair != state.holder or state.released or message.index in state.finals or not 0 <= message.index < state.n:
+            if message.kind is GenerationKind.FINAL and pair != state.holder and pair in state.unexplained:
+                state.unexplained.remove(pair)  # void, but whoever wrote it did not die of this request
             return Ruling.VOID
         if message.kind is GenerationKind.TOKENS:
             return Ruling.TOKENS
@@ -171,5 +177,12 @@ class GenerationsReader:
             first_offset=offset if known is None else known.first_offset,
             unexplained=[*(known.unexplained if known else ()), (message.attempt, message.incarnation)],
             finals=dict(known.finals) if known else {},
+            earlier=() if known is None else _earlier(known),
         )
         return Ruling.HOLDS
+
+
+def _earlier(known: RequestState) -> tuple[RequestState, ...]:
+    """Return the attempts up to one that is outbid."""
+    attempts, known.earlier = (*known.earlier, known), ()
+    return attempts[-MAX_EARLIER:]

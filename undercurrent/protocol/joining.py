@@ -8,13 +8,15 @@ the stream alone. A position that one shard has passed without sending it never 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from undercurrent.protocol.messages import ActivationBlock
+from undercurrent.protocol.rows import Piece, block_of, common_rows, read_rows
 
 MAX_HELD_BYTES = 64 << 20
 """What one stream may hold of shards that are ahead; beyond it nothing of that stream leaves any more."""
@@ -23,49 +25,18 @@ _INT32 = np.dtype("<i4")
 
 
 @dataclass(slots=True)
-class _Piece:
-    """Rows of one block that wait for the other shards.
-
-    Args:
-        block: theirs.
-        positions: of the rows that are left, int32 [n].
-        first: which row of the block the first of them is.
-    """
-
-    block: ActivationBlock
-    positions: NDArray[np.int32]
-    first: int = 0
-
-    def cut(self, count: int) -> None:
-        """Drop the first rows."""
-        self.positions = self.positions[count:]
-        self.first += count
-
-    def tokens(self, count: int) -> bytes:
-        """Return the token ids of the first rows, empty where the point leaves them out."""
-        return self.block.token_ids[4 * self.first : 4 * (self.first + count)]
-
-    def cells(self, count: int) -> NDArray[np.uint8]:
-        """Return the first rows as bytes, uint8 [count, layers, bytes of one (token, layer)]."""
-        rows = np.frombuffer(self.block.data, np.uint8).reshape(
-            len(self.block.positions) // 4, len(self.block.layers), -1
-        )
-        return rows[self.first : self.first + count]
-
-
-@dataclass(slots=True)
 class _Queue:
     """What one shard has sent and the others have not."""
 
     layers: tuple[int, ...] = ()
-    pieces: deque[_Piece] = field(default_factory=deque)
+    pieces: deque[Piece] = field(default_factory=deque)
     held_bytes: int = 0
     last: int = -1
     ended: bool = False
 
     def push(self, block: ActivationBlock, positions: NDArray[np.int32]) -> None:
         """Hold the first rows of a block; `positions` are theirs."""
-        self.pieces.append(_Piece(block, positions))
+        self.pieces.append(Piece(block, positions))
         self.held_bytes += len(block.data)
 
     def drop(self, count: int) -> None:
@@ -180,30 +151,54 @@ class ShardJoin:
         """Give up what waits, and count it."""
         self.unjoined += sum(queue.clear() for queue in self._queues.values())
 
+    def state(self, write: Callable[[ActivationBlock], Any]) -> dict[str, Any]:
+        """Return all but the layers of the shards as plain data.
+
+        Args:
+            write: gives a block as plain data.
+        """
+        queues = {
+            str(shard): {
+                "layers": list(queue.layers),
+                "last": queue.last,
+                "ended": queue.ended,
+                "pieces": [[write(piece.block), piece.first, len(piece.positions)] for piece in queue.pieces],
+            }
+            for shard, queue in self._queues.items()
+        }
+        return {
+            "queues": queues,
+            "cell_bytes": self._cell_bytes,
+            "unjoined": self.unjoined,
+            "gave_up": self.gave_up,
+        }
+
+    def restore(self, state: Mapping[str, Any], read: Callable[[Any], ActivationBlock]) -> None:
+        """Go on from a state; `start` was called where every shard had started."""
+        self._cell_bytes, self.unjoined = int(state["cell_bytes"]), int(state["unjoined"])
+        self.gave_up = bool(state["gave_up"])
+        for shard, fields in state["queues"].items():
+            queue = self._queue(int(shard))
+            queue.layers = tuple(int(layer) for layer in fields["layers"])
+            queue.last, queue.ended = int(fields["last"]), bool(fields["ended"])
+            for written, first, count in fields["pieces"]:
+                block = read(written)
+                positions = np.frombuffer(block.positions, _INT32)[first : first + count]
+                queue.pieces.append(Piece(block, positions, first))
+                queue.held_bytes += len(block.data)
+
     def _queue(self, shard: int) -> _Queue:
         return self._queues.setdefault(shard, _Queue())
 
     def _positions(self, queue: _Queue, block: ActivationBlock) -> NDArray[np.int32] | None:
         """Return the positions of a block, None where something about it is wrong."""
-        count = len(block.positions) // 4
-        cells = count * len(block.layers)
-        if len(block.positions) % 4 or len(block.token_ids) not in {0, 4 * count} or not cells:
+        read = read_rows(block, queue.last)
+        if read is None or read[1] != (self._cell_bytes or read[1]) or block.layers != (queue.layers or block.layers):
             return None
-        cell_bytes = len(block.data) // cells
-        positions = np.frombuffer(block.positions, _INT32)
-        fits = (
-            cell_bytes * cells == len(block.data) > 0
-            and cell_bytes == (self._cell_bytes or cell_bytes)
-            and block.layers == (queue.layers or block.layers)
-            and int(positions[0]) > queue.last
-            and bool((np.diff(positions) > 0).all())
-        )
-        if not fits:
-            return None
-        queue.layers, self._cell_bytes = block.layers, cell_bytes
-        return positions
+        queue.layers, self._cell_bytes = block.layers, read[1]
+        return read[0]
 
-    def _heads(self) -> Sequence[tuple[int, _Piece]] | None:
+    def _heads(self) -> Sequence[tuple[int, Piece]] | None:
         """Return the first waiting rows of every shard, at one position; None while there is nothing to join."""
         while True:
             waiting = [queue for queue in self._queues.values() if queue.pieces]
@@ -217,22 +212,13 @@ class ShardJoin:
                 return [(shard, queue.pieces[0]) for shard, queue in sorted(self._queues.items())]
             # Whoever stands at a later position has passed these without sending them.
             for queue in behind:
-                count = int(np.searchsorted(queue.pieces[0].positions, furthest))
+                count = queue.pieces[0].before(furthest)
                 queue.drop(count)
                 self.unjoined += count
 
-    def _common(self, heads: Sequence[tuple[int, _Piece]]) -> int:
+    def _common(self, heads: Sequence[tuple[int, Piece]]) -> int:
         """Return how many rows of the heads are the same tokens at the same positions; drop one that is another."""
-        most = min(len(piece.positions) for _, piece in heads)
-        first = heads[0][1]
-        for _, piece in heads[1:]:
-            same = piece.positions[:most] == first.positions[:most]
-            most = most if same.all() else int(same.argmin())
-        told = [np.frombuffer(piece.tokens(most), _INT32) for _, piece in heads if piece.block.token_ids]
-        agree = most
-        for tokens in told[1:]:
-            same = tokens[:agree] == told[0][:agree]
-            agree = agree if same.all() else int(same.argmin())
+        agree = common_rows([piece for _, piece in heads])
         if not agree:
             self.unjoined += len(heads)
             self._drop(1)
@@ -242,20 +228,8 @@ class ShardJoin:
         for queue in self._queues.values():
             queue.drop(count)
 
-    def _block(self, heads: Sequence[tuple[int, _Piece]], count: int) -> ActivationBlock:
+    def _block(self, heads: Sequence[tuple[int, Piece]], count: int) -> ActivationBlock:
         cells = np.empty((count, len(self._layers), self._cell_bytes), np.uint8)
         for shard, piece in heads:
             cells[:, self._columns[shard]] = piece.cells(count)
-        blocks = [piece.block for _, piece in heads]
-        latest = max(blocks, key=lambda block: block.captured_at_us)
-        return replace(
-            blocks[0],
-            shard=0,
-            layers=self._layers,
-            seq=latest.seq,
-            step=latest.step,
-            captured_at_us=latest.captured_at_us,
-            positions=heads[0][1].positions[:count].tobytes(),
-            token_ids=next((tokens for _, piece in heads if (tokens := piece.tokens(count))), b""),
-            data=cells.tobytes(),
-        )
+        return block_of([piece for _, piece in heads], count, self._layers, cells.tobytes())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
+from undercurrent.core import Part
 from undercurrent.protocol.joining import ShardJoin
 from undercurrent.protocol.messages import (
     ActivationBlock,
@@ -105,6 +107,10 @@ class Stream:
         conflict: another live engine has written the same stream.
         rewound: rows that were handed on are void; nothing more is handed on.
         end_reason: why it closed, empty while it is open.
+        resumes_at: its records below are in it already, since it goes on from a state; 0 where it does not.
+        hold: offset from which a reader must begin to come to it: its start, or that of its last written state.
+        start_bytes: what of its partition had come, by its reader's count, when it opened.
+        hold_bytes: the same of `hold`.
     """
 
     id: StreamId
@@ -117,15 +123,31 @@ class Stream:
     conflict: bool = False
     rewound: bool = False
     end_reason: str = ""
+    resumes_at: int = 0
+    hold: int = -1
+    start_bytes: int = 0
+    hold_bytes: int = 0
     _voids: dict[int, int] = field(default_factory=dict)
     _join: ShardJoin | None = None
 
     def __post_init__(self) -> None:
         """Prepare to join where there is something to join."""
+        if self.hold < 0:
+            self.hold = self.start_offset
         if self.started.shards > 1:
             self._join = ShardJoin()
 
     # --- what it says of itself
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What its rows are made of, where they join several points."""
+        return ()
+
+    @property
+    def known(self) -> bool:
+        """Whether what can be told of its rows is known when it ends, so that a probe may be asked."""
+        return True
 
     @property
     def missing(self) -> int:
@@ -148,13 +170,16 @@ class Stream:
         return sum(shard.ended is not None for shard in self.shards.values()) >= self.started.shards
 
     @property
-    def fault(self) -> Fault | None:
+    def faults(self) -> tuple[Fault, ...]:
         """Why it is not complete, however it ends."""
-        if self.conflict:
-            return Fault.CONFLICT
-        if self.rewound:
-            return Fault.REWOUND
-        return Fault.SHARD_BEHIND if self._join and self._join.gave_up else None
+        behind = self._join is not None and self._join.gave_up
+        found = (Fault.CONFLICT, self.conflict), (Fault.REWOUND, self.rewound), (Fault.SHARD_BEHIND, behind)
+        return tuple(fault for fault, holds in found if holds)
+
+    @property
+    def fault(self) -> Fault | None:
+        """The first reason why it is not complete, however it ends."""
+        return next(iter(self.faults), None)
 
     @property
     def complete(self) -> bool:
@@ -197,6 +222,29 @@ class Stream:
         known = {layer for mine in self._started_layers().values() for layer in mine}
         return shape(message) == shape(self.started) and known.isdisjoint(message.layers)
 
+    # --- for whoever writes it down
+
+    @property
+    def joins(self) -> bool:
+        """Whether it comes in shards."""
+        return self._join is not None
+
+    @property
+    def voids(self) -> dict[int, int]:
+        """Per revision the first position whose earlier rows are void."""
+        return self._voids
+
+    def write_join(self, max_bytes: int, write: Callable[[ActivationBlock], Any]) -> dict[str, Any] | None:
+        """Return what waits for other shards as plain data; None where nothing is joined, or more waits."""
+        return None if self._join is None or self._join.held_bytes > max_bytes else self._join.state(write)
+
+    def read_join(self, state: Mapping[str, Any] | None, read: Callable[[Any], ActivationBlock]) -> None:
+        """Go on from what `write_join` returned; its shards have been restored."""
+        if self._join is not None and state is not None:
+            if self.all_started:
+                self._join.start(self._started_layers())
+            self._join.restore(state, read)
+
     # --- what happens to it
 
     def start(self, message: StreamStarted) -> None:
@@ -220,6 +268,55 @@ class Stream:
             shard.missing += 1
             return None
         return self.joined()
+
+    def is_next(self, block: ActivationBlock) -> bool:
+        """Whether a block is the next one of a stream that comes in one piece and has no fault."""
+        started = self.started
+        shard = self.shards.get(0)
+        return not (
+            self._join is not None
+            or shard is None
+            or block.shard
+            or block.seq != shard.next_seq
+            or block.revision != shard.revision
+            or shard.ended is not None
+            or self.conflict
+            or self.rewound
+            or not block.positions
+            or block.attempt != self.id.attempt
+            or block.engine != started.engine
+            or block.incarnation != started.incarnation
+        )
+
+    def take_next(self, last_positions: Sequence[int]) -> list[int]:
+        """Take blocks of which the first `is_next` and the others follow it, and hand them on at once.
+
+        It does what `take` and `show` do then, in one step.
+
+        Args:
+            last_positions: of each block.
+
+        Returns:
+            The clear mark after each.
+        """
+        shard = self.shards[0]
+        shard.next_seq += len(last_positions)
+        marks: list[int] = []
+        # Written out, without calls: this runs for each record.
+        for position in last_positions:
+            if position > shard.last_pos:
+                shard.last_pos = position
+            if shard.missing == 0:
+                shard.clear_up_to = shard.last_pos
+            if position > self.shown_up_to:
+                self.shown_up_to = position
+            clear = shard.clear_up_to
+            if clear > self.shown_up_to:
+                clear = self.shown_up_to
+            if clear > self.clear_up_to:
+                self.clear_up_to = clear
+            marks.append(self.clear_up_to)
+        return marks
 
     def joined(self) -> Iterator[ActivationBlock]:
         """Yield the rows that have come from every shard, unless nothing is handed on any more."""

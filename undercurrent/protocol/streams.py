@@ -10,8 +10,8 @@ is a conflict: it is never mixed in, and the stream is not complete whatever com
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from undercurrent.protocol.messages import (
     ActivationBlock,
@@ -23,95 +23,43 @@ from undercurrent.protocol.messages import (
     StreamStarted,
 )
 from undercurrent.protocol.open_stream import Shard, Stream, StreamId, StreamMessage, stream_id
+from undercurrent.protocol.strands import Strand
+from undercurrent.protocol.stream_events import (
+    Arrived,
+    ArrivedStrand,
+    Closed,
+    Joined,
+    Limited,
+    Noted,
+    Nothing,
+    Opened,
+    StepEvent,
+    Stray,
+    StreamEvent,
+    Withheld,
+)
 
 __all__ = [
     "Arrived",
+    "ArrivedStrand",
     "Closed",
     "Joined",
+    "Limited",
+    "Noted",
     "Nothing",
     "Opened",
+    "StepEvent",
     "Stray",
     "Stream",
     "StreamEvent",
     "StreamId",
     "StreamMessage",
     "StreamTable",
+    "Withheld",
     "stream_id",
 ]
 
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A stream opens.
-
-    Args:
-        stream: the new stream.
-        message: what opened it.
-        layers: layers of the whole stream, None while a shard has not started.
-    """
-
-    stream: Stream
-    message: StreamStarted
-    layers: tuple[int, ...] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """A further shard of an open stream has started.
-
-    Args:
-        stream: its stream.
-        message: what started it.
-        layers: layers of the whole stream, None while a shard has not started.
-    """
-
-    stream: Stream
-    message: StreamStarted
-    layers: tuple[int, ...] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """Rows of an open stream, with the layers of all its shards.
-
-    Args:
-        stream: its stream.
-        block: the activations.
-        gap: messages of the shard whose record released them that never came, directly before that record.
-        clear_up_to: the stream's clear mark after this block; the stream itself moves on within a batch.
-    """
-
-    stream: Stream
-    block: ActivationBlock
-    gap: int
-    clear_up_to: int
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """A stream closes; `stream.end_reason` says why."""
-
-    stream: Stream
-
-
-@dataclass(frozen=True, slots=True)
-class Stray:
-    """A record that belongs to no open stream.
-
-    Args:
-        cause: a bounded word: no_open_stream, stale_attempt, stale_revision, repeated_start, repeated, conflict,
-            foreign, malformed, after_end, wrong_point, wrong_message.
-    """
-
-    cause: str
-
-
-@dataclass(frozen=True, slots=True)
-class Nothing:
-    """A record that changes nothing and is no fault: a StreamEnded of a closed stream, a PublisherStarted."""
-
-
-StreamEvent = Opened | Joined | Arrived | Closed | Stray | Nothing
+_NO_STREAMS: Mapping[int, Stream] = MappingProxyType({})
 
 
 class StreamTable:
@@ -125,8 +73,9 @@ class StreamTable:
         self._point = point
         self._by_request: dict[str, dict[int, Stream]] = {}
         # A start that was joined or refused because of an older open stream reads differently without that stream:
-        # (start of the older stream, offset of the later start). No reader may begin between the two.
-        self._spans: list[tuple[int, int]] = []
+        # (the older stream, offset of the later start). No reader may begin between where it comes to know the one and
+        # the other.
+        self._spans: list[tuple[Stream, int]] = []
 
     def __len__(self) -> int:
         """Return the number of open streams."""
@@ -137,6 +86,10 @@ class StreamTable:
         for streams in self._by_request.values():
             yield from streams.values()
 
+    def restore(self, stream: Stream) -> None:
+        """Take a stream that goes on from a state; its records below `resumes_at` are in that already."""
+        self._by_request.setdefault(stream.id.request_id, {})[stream.id.index] = stream
+
     def observe(self, offset: int, message: Message) -> list[StreamEvent]:
         """Take the next record and return what follows from it, in order.
 
@@ -144,6 +97,8 @@ class StreamTable:
             offset: offset of the record; grows from call to call.
             message: what it says.
         """
+        if type(message) is ActivationBlock and (arrived := self.take_next(message)) is not None:
+            return [arrived]
         if isinstance(message, PublisherStarted):
             return self._publisher_started(message)
         if not isinstance(message, StreamMessage):
@@ -152,9 +107,11 @@ class StreamTable:
             return [Stray("wrong_point")]
         if isinstance(message, StreamStarted):
             return self._started(offset, message)
-        stream = self._find(stream_id(message))
+        stream = self.find(stream_id(message))
         if stream is None:
             return [Nothing() if isinstance(message, StreamEnded) else Stray("no_open_stream")]
+        if offset < stream.resumes_at:
+            return [Nothing()]
         if isinstance(message, StreamEnded) and message.reason is EndReason.LOST:
             # Whoever writes it is not the capture side: it knows neither numbers nor shards and speaks for the stream.
             return [self._close(stream, EndReason.LOST.value)]
@@ -166,26 +123,59 @@ class StreamTable:
             return self._ended(stream, message)
         return _taken(stream, message)
 
+    def take_next(self, block: ActivationBlock) -> Arrived | None:
+        """Take the next block of a stream that comes in one piece and has no fault, as nearly every record is.
+
+        Where it returns None nothing has changed, and `observe` says what the record is.
+        """
+        if block.point != self._point:
+            return None
+        stream = self._by_request.get(block.request_id, _NO_STREAMS).get(block.index)
+        if stream is None or not stream.is_next(block):
+            return None
+        return Arrived(stream, block, 0, *stream.take_next((_last_position(block),)))
+
+    def take_strands(self, strands: Sequence[Strand]) -> list[ArrivedStrand] | None:
+        """Take what `take_next` would take block by block.
+
+        Where it would not take all of them this returns None, and nothing has changed.
+        """
+        found: dict[int, tuple[Stream, Strand]] = {}
+        for strand in strands:
+            block = strand.first
+            stream = self._by_request.get(block.request_id, _NO_STREAMS).get(block.index)
+            # Of one stream there may be two: under two keys, or of two kinds. They depend on one another.
+            if block.point != self._point or stream is None or id(stream) in found or not stream.is_next(block):
+                return None
+            found[id(stream)] = stream, strand
+        return [
+            ArrivedStrand(stream, strand, stream.take_next(strand.last_positions()))
+            for stream, strand in found.values()
+        ]
+
     def low_watermark(self, position: int) -> int:
         """Return the lowest offset from which a reader comes to the same open streams.
 
         Args:
-            position: next offset to read; the answer when no stream is open.
+            position: next offset to read; the highest answer there is.
         """
-        low = min((stream.start_offset for stream in self), default=position)
+        # A stream that goes on from a state may hold a place that is still to be read again.
+        low = min((stream.hold for stream in self), default=position)
+        low = min(low, position)
         moved = True
         while moved:
-            cut = [start for start, end in self._spans if start < low <= end]
+            cut = [stream.hold for stream, end in self._spans if stream.hold < low <= end]
             moved = bool(cut)
             low = min(cut, default=low)
         self._spans = [span for span in self._spans if span[1] >= low]
         return low
 
-    def close_all(self, reason: str) -> list[StreamEvent]:
-        """Close every open stream, because the log between them and the next record is lost."""
-        return [self._close(stream, reason) for stream in list(self)]
+    def close_before(self, offset: int, reason: str) -> list[Closed]:
+        """Close the open streams of which the log up to an offset is lost; those with a state from there on go on."""
+        return [self._close(stream, reason) for stream in list(self) if stream.resumes_at < offset]
 
-    def _find(self, name: StreamId) -> Stream | None:
+    def find(self, name: StreamId) -> Stream | None:
+        """Return an open stream."""
         stream = self._by_request.get(name.request_id, {}).get(name.index)
         return stream if stream is not None and stream.id == name else None
 
@@ -196,11 +186,11 @@ class StreamTable:
         streams = self._by_request.get(name.request_id, {})
         holder = max(streams.values(), key=lambda stream: stream.id.attempt, default=None)
         if holder is not None and holder.id.attempt > name.attempt:
-            self._spans.append((holder.start_offset, offset))
+            self._spans.append((holder, offset))
             return [Stray("stale_attempt")]
         stream = streams.get(name.index)
         if stream is not None and stream.id == name:
-            self._spans.append((stream.start_offset, offset))
+            self._spans.append((stream, offset))
             return _joined(stream, message)
         events: list[StreamEvent] = [
             self._close(older, EndReason.SUPERSEDED.value)

@@ -28,6 +28,7 @@ from undercurrent.protocol.messages import (
     ProbeVerdict,
     Released,
     ReleaseReason,
+    Rollout,
 )
 from undercurrent.protocol.worker_handover import begin_leaving
 from undercurrent.protocol.worker_partition import Finished, OwnedPartition
@@ -37,6 +38,7 @@ from undercurrent.protocol.worker_types import (
     Action,
     DeadLetter,
     Defect,
+    EndStreams,
     HandedOver,
     Now,
     Prompt,
@@ -154,13 +156,12 @@ class WorkerCore(WorkerState):
         owned = self._get(partition, epoch)
         if owned is None or offset < owned.read_to:
             return []
-        previous = owned.reader.get(message.request_id)
         ruling = owned.reader.apply(message, offset=offset)
         owned.read_to = offset + 1
         if ruling is Ruling.TOKENS:
             return []
         if isinstance(message, Accepted):
-            self._accepted(owned, message, ruling, previous, now)
+            self._accepted(owned, message, ruling, now)
         elif ruling is Ruling.CLOSED:
             self._closed(owned, message.request_id)
         elif ruling is Ruling.ANSWERED and message.prompt_offset in owned.answering:
@@ -213,12 +214,16 @@ class WorkerCore(WorkerState):
         entry[1].streams_ended(streams)
         return self._pump(now)
 
-    def streams_lost(self, key: RunKey, streams: Iterable[StreamKey], now: Now) -> list[Action]:
-        """The ends that `EndStreams` asked for are acknowledged."""
-        entry = self._runs.get(key)
+    def published(self, up_to_s: float, now: Now) -> None:
+        """The publisher has written whatever was captured before a time, monotonic."""
+        self._finals.published(up_to_s, now)
+
+    def streams_lost(self, ended: EndStreams, now: Now) -> list[Action]:
+        """The ends that were asked for are acknowledged."""
+        entry = self._runs.get(ended.key)
         if entry is not None:
-            entry[1].awaiting.discard("streams")
-        return self.streams_ended(key, streams, now)
+            entry[1].awaiting.discard(ended.token)
+        return self.streams_ended(ended.key, ended.streams, now)
 
     # Control and verdicts.
 
@@ -232,10 +237,23 @@ class WorkerCore(WorkerState):
     def control_ack(self, message: ControlAck, now: Now) -> None:
         """An acknowledgement was read, ours or another worker's."""
         self.book.answered(message, now.wall_us)
+        self.brake.answered(message)
+
+    def rollout(self, offset: int, entry: Rollout | None) -> None:
+        """The record at an offset of the rollouts topic was read; None for one that nobody can read."""
+        self.brake.rollout(offset, entry)
 
     def control_at_end(self, now: Now) -> list[Action]:
         """The control topic was read to what was its end when `ReadControl` asked for it."""
         self._unproven.discard("control")
+        return self._pump(now)
+
+    def prompts_end(self, ends: Mapping[int, int], asked_at_us: int, now: Now) -> list[Action]:
+        """Partitions of the prompts topic ended there when that was asked for."""
+        for number, end in ends.items():
+            owned = self._owned.get(number)
+            if owned is not None:
+                self._out += self._commands.unknown(owned, end, asked_at_us)
         return self._pump(now)
 
     def ack_delivered(self, command_id: str, now: Now) -> list[Action]:
@@ -259,12 +277,14 @@ class WorkerCore(WorkerState):
         paused_s = 0.0 if self._last_tick_s is None else now.mono_s - self._last_tick_s
         self._last_tick_s = now.mono_s
         if paused_s > self.limits.pause_s:
+            self._guards.slept(paused_s)
             self._unproven = {"control", "member"}
             self._proof_serial = self._serial + 1
             self._out.append(ReadControl())
             self._ask_for_proof(now)
         elif "member" in self._unproven and now.mono_s - self._proof_asked_s > self.limits.proof_retry_s:
             self._ask_for_proof(now)
+        self._see_guards(now)
         for owned in list(self._owned.values()):
             if owned.leaving is not None and now.mono_s >= owned.leave_at_s:
                 self._release_all(owned, owned.leaving, now)

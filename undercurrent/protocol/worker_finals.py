@@ -5,7 +5,9 @@ dead letter of a defect  ->  ends of the streams  ->  guards' verdicts (at most 
 
 from __future__ import annotations
 
-from undercurrent.protocol.control import Command
+import math
+
+from undercurrent.protocol.generations import RequestState
 from undercurrent.protocol.guards import GuardBook
 from undercurrent.protocol.worker_partition import OwnedPartition
 from undercurrent.protocol.worker_runs import Child, Phase, Run
@@ -20,6 +22,9 @@ from undercurrent.protocol.worker_types import (
     WorkerLimits,
 )
 
+# A publisher reports several times a second; one that does not is gone, or takes the place of one that is.
+_SILENT_S = 5.0
+
 
 class FinalDesk:
     """Writes finals.
@@ -32,6 +37,11 @@ class FinalDesk:
     def __init__(self, limits: WorkerLimits, guards: GuardBook) -> None:
         self._limits = limits
         self._guards = guards
+        self._published_to_s = self._heard_s = -math.inf
+
+    def published(self, up_to_s: float, now: Now) -> None:
+        """The publisher has written whatever was captured before a time, monotonic."""
+        self._published_to_s, self._heard_s = up_to_s, now.mono_s
 
     def settle(self, owned: OwnedPartition, run: Run, now: Now) -> list[Action]:
         """Return the finals of a run that can be written, or what they wait for."""
@@ -57,7 +67,7 @@ class FinalDesk:
         run.defect, run.ran, run.phase = defect, False, Phase.SETTLING
         run.awaiting.add("previous")
         # Nothing was stopped: it never ran.
-        run.late += [Command(abort.command, abort.received_at_us) for abort in run.aborts.values()]
+        run.late += run.commands
         run.aborts.clear()
         for child in run.children.values():
             child.open_streams.clear()
@@ -66,11 +76,14 @@ class FinalDesk:
     def _overdue(self, run: Run, index: int, child: Child, now: Now) -> list[Action]:
         # A request that was stopped before its first token may never have opened a stream.
         patience_s = self._limits.stream_end_timeout_s if child.generated_tokens else self._limits.unopened_timeout_s
-        if run.holder is None or now.mono_s - child.stopped_at_s < patience_s:
+        # While brokers are away the publisher keeps what it has: an end that we wrote would come before those rows.
+        heard = now.mono_s - self._heard_s < _SILENT_S
+        reached_s = self._published_to_s if heard else now.mono_s
+        if run.holder is None or reached_s - child.stopped_at_s < patience_s:
             return []
-        run.awaiting.add("streams")
         streams = tuple(StreamKey(index, point) for point in sorted(child.open_streams))
-        return [EndStreams(run.key, run.holder, streams, f"no end of it was acknowledged within {patience_s:g} s")]
+        detail = f"no end of it was acknowledged within {patience_s:g} s"
+        return [_end(run, run.holder, streams, detail)]
 
     def _guards_settled(self, run: Run, index: int, child: Child, now: Now) -> bool:
         if child.guards_from_s is None:
@@ -87,11 +100,17 @@ def dead_letter(owned: OwnedPartition, run: Run, defect: Defect) -> DeadLetter:
 
 
 def end_previous(run: Run) -> list[Action]:
-    """End the streams of another worker's attempt: this run opens none that would close them."""
+    """End the streams of other workers' attempts: this run opens none that would close them."""
     run.awaiting.discard("previous")
-    held = run.previous
-    if held is None or not held.points:
-        return []
-    streams = tuple(StreamKey(index, point) for index in sorted(run.children) for point in held.points)
-    run.awaiting.add("streams")
-    return [EndStreams(run.key, held, streams, "its worker gave it up or is gone, and it does not run again")]
+    detail = "its worker gave it up or is gone, and it does not run again"
+    children = sorted(run.children)
+    return [
+        _end(run, held, tuple(StreamKey(index, point) for index in children for point in held.points), detail)
+        for held in run.previous
+    ]
+
+
+def _end(run: Run, holder: RequestState, streams: tuple[StreamKey, ...], detail: str) -> EndStreams:
+    action = EndStreams(run.key, holder, streams, detail)
+    run.awaiting.add(action.token)
+    return action

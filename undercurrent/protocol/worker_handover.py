@@ -15,6 +15,7 @@ def begin_leaving(owned: OwnedPartition, reason: ReleaseReason, leave_at_s: floa
     owned.leaving = owned.leaving or reason
     owned.waiting.clear()
     owned.urgent.clear()
+    owned.held.clear()
 
 
 def drop_run(owned: OwnedPartition, run: Run) -> list[Action]:
@@ -25,9 +26,19 @@ def drop_run(owned: OwnedPartition, run: Run) -> list[Action]:
     return []
 
 
-def release_run(owned: OwnedPartition, run: Run, reason: ReleaseReason, now: Now) -> list[Action]:
-    """Give a run up, so that another worker takes it without counting this one as a death."""
+def release_run(
+    owned: OwnedPartition, run: Run, reason: ReleaseReason, now: Now, *, purged: bool = False
+) -> list[Action]:
+    """Give a run up, so that another worker takes it without counting this one as a death.
+
+    Args:
+        owned: its partition.
+        run: it.
+        reason: why.
+        now: when.
+        purged: finals that were written may have been taken back before they left.
+    """
     actions = drop_run(owned, run)
-    if not run.written:
+    if purged or not run.written:
         actions.append(Publish(owned.number, run.released(reason, now)))
     return actions

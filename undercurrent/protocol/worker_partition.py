@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from undercurrent.protocol.commits import Progress
@@ -11,6 +11,9 @@ from undercurrent.protocol.generations import GenerationsReader, RequestState
 from undercurrent.protocol.messages import Accepted, Outcome, ReleaseReason
 from undercurrent.protocol.worker_runs import Run
 from undercurrent.protocol.worker_types import Commit, Now, Prompt
+
+HELD_TIMES = 4
+"""Prompts that wait for a guard do not hold up the others before they are so many times `max_waiting`."""
 
 
 class Aborted(NamedTuple):
@@ -61,7 +64,9 @@ class OwnedPartition:
         self.caught_up = False
         self.waiting: dict[int, Prompt] = {}
         self.urgent: dict[int, Prompt] = {}
+        self.held: dict[int, Prompt] = {}  # until a point of theirs is guarded
         self.offsets: dict[str, int] = {}
+        self.outbid: dict[str, int] = {}
         self.runs: dict[str, Run] = {}
         self.closing: dict[str, Run] = {}
         self.answering: set[int] = set()
@@ -89,26 +94,72 @@ class OwnedPartition:
 
     def backlog(self) -> int:
         """Prompts that wait in memory."""
-        return len(self.waiting) + len(self.urgent)
+        return len(self.waiting) + len(self.urgent) + len(self.held)
 
     def is_full(self, limit: int) -> bool:
-        """Return whether intake should pause: from `limit` prompts on, until half of them have gone."""
+        """Return whether intake should pause: from `limit` prompts on, until half of them have gone.
+
+        Those that wait for a guard count from so many times the limit on: behind them there may be some that need none.
+        """
+        count = self.backlog() - min(len(self.held), HELD_TIMES * limit)
         # Resuming costs a fetch of what was fetched before, so it is not done for every single prompt.
-        self._full = self.backlog() >= (limit + 1) // 2 if self._full else self.backlog() >= limit
+        self._full = count >= (limit + 1) // 2 if self._full else count >= limit
         return self._full
 
     def lowest(self) -> tuple[int, object]:
         """Return the lowest unfinished offset, and its prompt's source where it is in memory."""
         low = self.progress.low
-        prompt = self.waiting.get(low) or self.urgent.get(low)
+        prompt = self.prompt_at(low)
         runs = [*self.runs.values(), *self.closing.values()]
         run = next((run for run in runs if run.prompt.offset == low), None)
         return low, run.prompt.source if run is not None else prompt.source if prompt is not None else None
 
+    def prompt_at(self, offset: int) -> Prompt | None:
+        """Return a prompt that waits in memory, for a slot, a guard or its end."""
+        return self.waiting.get(offset) or self.urgent.get(offset) or self.held.get(offset)
+
+    def take(self, offset: int) -> None:
+        """Let a prompt wait no longer."""
+        for prompts in (self.waiting, self.urgent, self.held):
+            prompts.pop(offset, None)
+
+    def hurry(self, prompt: Prompt) -> None:
+        """Let a prompt end without an engine."""
+        self.take(prompt.offset)
+        self.urgent[prompt.offset] = prompt
+
+    def wait_again(self, prompt: Prompt, place: dict[int, Prompt]) -> None:
+        """Let a prompt wait in a place of its own, in the order of the log."""
+        self.take(prompt.offset)
+        later = {offset: place.pop(offset) for offset in sorted(place) if offset > prompt.offset}
+        place.update({prompt.offset: prompt, **later})
+
+    def sort(self, place_of: Callable[[Prompt], dict[int, Prompt]]) -> None:
+        """Let each prompt in memory wait where it belongs now, in the order of the log."""
+        prompts = {**self.waiting, **self.urgent, **self.held}
+        for held in (self.waiting, self.urgent, self.held):
+            held.clear()
+        for offset in sorted(prompts):
+            place_of(prompts[offset])[offset] = prompts[offset]
+
     def next_attempt(self, request_id: str) -> int:
-        """Return the number of a new attempt: at least the epoch, and above every one that the log has."""
+        """Return the number of a new attempt: at least the epoch, and above every one that the log has or will have."""
         state = self.reader.get(request_id)
-        return max(self.epoch, 1 if state is None else state.attempt + 1)
+        return max(self.epoch, 1 if state is None else state.attempt + 1, self.outbid.get(request_id, 0) + 1)
+
+    def deaths(self, prompt: Prompt, incarnation: int) -> int:
+        """Return how many engines took a prompt and neither ended it nor gave it up.
+
+        Args:
+            prompt: it.
+            incarnation: of this worker, which lives: its own claims count for nothing.
+        """
+        state = self.reader.get(prompt.request_id)
+        if state is None:
+            return self.progress.unexplained(prompt.offset)
+        if state.prompt_offset != prompt.offset:
+            return 0
+        return sum(claimant != incarnation for _, claimant in state.unexplained)
 
     def finished(self, request_id: str) -> Finished | None:
         """Return what is known of a request that has ended, None where it is open or unknown."""
@@ -128,17 +179,17 @@ class OwnedPartition:
 
     def settle(self, request_id: str, offset: int) -> None:
         """Note that a prompt is finished."""
-        self.waiting.pop(offset, None)
-        self.urgent.pop(offset, None)
+        self.take(offset)
         if self.offsets.get(request_id) == offset:
             del self.offsets[request_id]
+            self.outbid.pop(request_id, None)
         self.progress.finish(offset)
         self._sweep()
 
     def content_hash(self, offset: int) -> bytes:
         """Return the content hash of a prompt in memory, empty when it is not."""
         run = next((run for run in self.runs.values() if run.prompt.offset == offset), None)
-        prompt = run.prompt if run else self.waiting.get(offset) or self.urgent.get(offset)
+        prompt = run.prompt if run else self.prompt_at(offset)
         return prompt.content_hash if prompt else b""
 
     def forget_old(self, now: Now, window_s: float) -> None:
@@ -150,8 +201,9 @@ class OwnedPartition:
 
     def expire(self, now: Now) -> None:
         """Let waiting prompts whose deadline has passed end without an engine."""
-        for prompt in [p for p in self.waiting.values() if p.deadline_us is not None and p.deadline_us < now.wall_us]:
-            self.urgent[prompt.offset] = self.waiting.pop(prompt.offset)
+        for prompt in [*self.waiting.values(), *self.held.values()]:
+            if prompt.deadline_us is not None and prompt.deadline_us < now.wall_us:
+                self.hurry(prompt)
 
     def position_to_commit(self, now: Now, interval_s: float, serial: int, *, force: bool = False) -> Commit | None:
         """Return a commit when there is something new to say and the last one is long enough ago."""

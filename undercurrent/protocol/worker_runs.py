@@ -6,15 +6,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from undercurrent.protocol.control import Command
+from undercurrent.protocol.control import MAX_REASON_CHARS, Command
 from undercurrent.protocol.generations import RequestState
 from undercurrent.protocol.messages import (
     AbortCause,
     Accepted,
+    CommandKind,
+    CommandSource,
     ControlCommand,
     GenerationEvent,
     GenerationKind,
     Guard,
+    Holdout,
     Outcome,
     Released,
     ReleaseReason,
@@ -23,6 +26,7 @@ from undercurrent.protocol.worker_types import Defect, Now, Prompt, RunKey, Stre
 
 DEADLINE = "deadline"
 ABORT = "abort"
+ENGINE_LOST = "engine_lost"
 
 
 class Phase(Enum):
@@ -94,8 +98,21 @@ class Abort:
             probe=self.command.probe,
             token_pos=self.command.token_pos,
             score=self.command.score,
-            reason=self.command.reason,
+            reason=self.command.reason[:MAX_REASON_CHARS],
         )
+
+
+def own_abort(request_id: str, reason: str, now: Now) -> Abort:
+    """Return the abort of a request that the worker decides by itself; there is no command of it on any topic."""
+    command = ControlCommand(
+        command_id="",
+        kind=CommandKind.ABORT,
+        request_id=request_id,
+        source=CommandSource.ENGINE,
+        reason=reason,
+        issued_at_us=now.wall_us,
+    )
+    return Abort(command, now.wall_us)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,9 +125,11 @@ class Run:
         slot: it may run, so it counts against the engine's slots; the others are only finished.
         defect: why it cannot run.
         expired: its deadline has passed.
+        alone: engines have ended while they ran it: nothing else may be in this one meanwhile.
+        holdout: whether no probe stops it; None where none is held out.
         aborts: the commands that stop it: all of it under None, one child alone under its index.
         late: further commands for this attempt; they are answered when its final was read.
-        previous: the attempt that held the request before, whose streams may still be open.
+        previous: other workers' attempts before, whose streams may still be open.
         children: state of each child that has no valid final yet.
         awaiting: what a final has to wait for: `previous` streams to be looked at, `dead_letter`, `streams`.
         acks: commands whose acknowledgement is not delivered yet.
@@ -124,9 +143,11 @@ class Run:
     phase: Phase = Phase.CLAIMED
     defect: Defect | None = None
     expired: bool = False
+    alone: bool = False
+    holdout: Holdout | None = None
     aborts: dict[int | None, Abort] = field(default_factory=dict)
     late: list[Command] = field(default_factory=list)
-    previous: RequestState | None = None
+    previous: tuple[RequestState, ...] = ()
     children: dict[int, Child] = field(default_factory=dict)
     awaiting: set[str] = field(default_factory=set)
     acks: set[str] = field(default_factory=set)
@@ -137,6 +158,15 @@ class Run:
     def key(self) -> RunKey:
         """Name of this run."""
         return RunKey(self.prompt.request_id, self.accepted.attempt)
+
+    @property
+    def commands(self) -> list[Command]:
+        """The commands that stop it and want an answer: what the worker decides by itself wants none."""
+        return [
+            Command(abort.command, abort.received_at_us)
+            for abort in self.aborts.values()
+            if abort.command.source is not CommandSource.ENGINE
+        ]
 
     def abort_of(self, index: int) -> Abort | None:
         """Return the command that stops a child."""
@@ -192,6 +222,7 @@ class Run:
             cached_tokens=child.cached_tokens,
             generated_tokens=child.generated_tokens,
             guards=guards,
+            holdout=self.holdout,
             first_token_at_us=child.first_token_at_us,
             emitted_at_us=now.wall_us,
         )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from undercurrent.protocol.brake import Brake, BrakeLimits
 from undercurrent.protocol.control import ControlBook
-from undercurrent.protocol.generations import RequestState, Ruling
+from undercurrent.protocol.generations import Ruling
+from undercurrent.protocol.guarding import Unguarded
 from undercurrent.protocol.guards import GuardBook
+from undercurrent.protocol.holdout import HoldoutRule
 from undercurrent.protocol.messages import (
     Accepted,
     ReleaseReason,
@@ -16,13 +19,15 @@ from undercurrent.protocol.worker_commands import CommandDesk
 from undercurrent.protocol.worker_finals import FinalDesk
 from undercurrent.protocol.worker_handover import drop_run, release_run
 from undercurrent.protocol.worker_partition import OwnedPartition
-from undercurrent.protocol.worker_runs import Phase, Run
+from undercurrent.protocol.worker_runs import Phase, Run, own_abort
 from undercurrent.protocol.worker_types import (
+    AbortEngine,
     Action,
     HandedOver,
     Now,
     Prompt,
     Publish,
+    Purge,
     Reacquire,
     RunKey,
     Stopped,
@@ -43,6 +48,8 @@ class WorkerState:
         prompt_partitions: number of partitions of the prompts topic.
         limits: bounds and patience.
         guards: what is known of the guarding probes.
+        brake: when a probe is not listened to any more; never by default.
+        holdout: which requests no probe stops; none by default.
     """
 
     def __init__(
@@ -52,14 +59,17 @@ class WorkerState:
         prompt_partitions: int,
         limits: WorkerLimits | None = None,
         guards: GuardBook | None = None,
+        brake: BrakeLimits | None = None,
+        holdout: HoldoutRule | None = None,
     ) -> None:
         self.engine = engine
         self.incarnation = incarnation
         self.limits = limits or WorkerLimits()
         self.book = ControlBook(int(self.limits.control_keep_s * 1e6))
         self._guards = guards or GuardBook()
-        self._commands = CommandDesk(engine, incarnation, prompt_partitions, self.book)
-        self._claims = ClaimDesk(engine, incarnation, self._commands, self._guards)
+        self.brake = Brake(brake)
+        self._commands = CommandDesk(engine, incarnation, prompt_partitions, self.book, self.brake, holdout)
+        self._claims = ClaimDesk(engine, incarnation, self._commands, self._guards, holdout)
         self._finals = FinalDesk(self.limits, self._guards)
         self._owned: dict[int, OwnedPartition] = {}
         self._runs: dict[RunKey, tuple[OwnedPartition, Run]] = {}
@@ -79,6 +89,12 @@ class WorkerState:
         return sum(run.slot and run.phase is not Phase.SETTLING for _, run in self._runs.values())
 
     @property
+    def alone(self) -> RunKey | None:
+        """The request that nothing else may run beside, since engines have ended while they ran it."""
+        # Until its final is read back: if the next request ends this engine, too, it would be thought the cause.
+        return next((key for key, (_, run) in self._runs.items() if run.alone), None)
+
+    @property
     def unsettled(self) -> int:
         """Requests whose finals are not all read back."""
         return len(self._runs)
@@ -87,6 +103,16 @@ class WorkerState:
     def waiting(self) -> int:
         """Prompts that wait in memory."""
         return sum(partition.backlog() for partition in self._owned.values())
+
+    @property
+    def held(self) -> int:
+        """Prompts that wait until a point of theirs is guarded."""
+        return sum(len(partition.held) for partition in self._owned.values())
+
+    @property
+    def unguarded(self) -> Mapping[str, Unguarded]:
+        """The points that lack a guard, as of the last look."""
+        return self._guards.gate.unguarded
 
     @property
     def proving(self) -> bool:
@@ -111,40 +137,63 @@ class WorkerState:
             self._out += self._commands.decide(command, self._owned)
 
     def _enqueue(self, owned: OwnedPartition, prompt: Prompt) -> None:
-        urgent = prompt.defect is not None or self.book.binding(prompt.request_id, prompt.n) is not None
-        (owned.urgent if urgent else owned.waiting)[prompt.offset] = prompt
+        self._place_of(owned, prompt)[prompt.offset] = prompt
         owned.offsets.setdefault(prompt.request_id, prompt.offset)
 
-    def _accepted(
-        self, owned: OwnedPartition, message: Accepted, ruling: Ruling, previous: RequestState | None, now: Now
-    ) -> None:
+    def _place_of(self, owned: OwnedPartition, prompt: Prompt) -> dict[int, Prompt]:
+        """Return where a prompt waits: for its end, for a guard, or for a slot."""
+        gate, where = self._guards.gate, (prompt.points, prompt.stream_partition)
+        if prompt.defect is not None or self._commands.binding(prompt.request_id, prompt.n) is not None:
+            return owned.urgent
+        if gate.stops(*where) is not None:
+            return owned.urgent
+        return owned.held if gate.holds(*where) else owned.waiting
+
+    def _see_guards(self, now: Now) -> None:
+        """Look which points are guarded, and do with their requests what is to be done where they are not."""
+        gate = self._guards.gate
+        before = gate.lacking
+        if not gate.look(now.mono_s) or not gate.acts or not (before or gate.lacking):
+            return
+        for owned in self._owned.values():
+            if owned.leaving is None:
+                owned.sort(lambda prompt, owned=owned: self._place_of(owned, prompt))  # type: ignore[misc]
+        for _, run in self._runs.values():
+            reason = gate.stops(run.prompt.points, run.prompt.stream_partition)
+            if reason is not None and run.slot and run.phase is not Phase.SETTLING and None not in run.aborts:
+                run.aborts[None] = own_abort(run.prompt.request_id, reason, now)
+                self._out += [AbortEngine(run.key)] if run.phase is Phase.RUNNING else []
+
+    def _accepted(self, owned: OwnedPartition, message: Accepted, ruling: Ruling, now: Now) -> None:
         run = owned.claims_of(message, self.incarnation)
         if run is None:
             self._accepted_elsewhere(owned, message, ruling, now)
         elif ruling is Ruling.HOLDS:
-            ours = previous is None or (previous.engine, previous.incarnation) == (self.engine, self.incarnation)
-            run.previous = None if ours else previous
             self._out += self._claims.verified(owned, run, now)
+            if run.ran:
+                self.brake.started(run.key)
             if run.prompt.request_id not in owned.runs:
                 self._forget_run(run)
         else:
-            self._unclaim(owned, run)
+            self._out += drop_run(owned, run)
+            self._claim_again(owned, run)
             self._closed(owned, message.request_id)
 
     def _accepted_elsewhere(self, owned: OwnedPartition, message: Accepted, ruling: Ruling, now: Now) -> None:
         run = owned.runs.get(message.request_id)
         if run is not None and ruling is Ruling.HOLDS:
             # Somebody else holds it now. As the owner we claim it again, above that attempt.
-            self._unclaim(owned, run)
+            self._out += release_run(owned, run, ReleaseReason.LOST_PARTITION, now)
+            self._claim_again(owned, run)
         foreign = (message.engine, message.incarnation) != (self.engine, self.incarnation)
         if foreign and message.epoch > owned.epoch:
             self._drop_partition(owned, ReleaseReason.LOST_PARTITION, now)
             self._out.append(Reacquire(owned.number, message.epoch + 1))
 
-    def _unclaim(self, owned: OwnedPartition, run: Run) -> None:
-        """Give up a run whose attempt is void, and let its prompt wait again."""
-        self._out += drop_run(owned, run)
+    def _claim_again(self, owned: OwnedPartition, run: Run) -> None:
+        """Let the prompt of a run whose attempt is void wait again."""
         self._forget_run(run)
+        owned.outbid[run.prompt.request_id] = run.accepted.attempt
         if owned.leaving is None and not owned.progress.is_finished(run.prompt.offset):
             self._enqueue(owned, run.prompt)
 
@@ -199,17 +248,29 @@ class WorkerState:
         free = MAX_CLAIMS_WITHOUT_ENGINE - sum(not run.slot for _, run in self._runs.values())
         for owned in partitions:
             for prompt in list(owned.urgent.values())[: max(0, free)]:
+                if self._runs_after_all(owned, prompt, now):
+                    continue
                 free -= 1
                 self._claim(owned, prompt, now)
         slots = min(self.limits.max_in_flight - self.running, 4 * self.limits.max_in_flight - len(self._runs))
-        while slots > 0:
+        while slots > 0 and not self.alone:
             ready = [owned for owned in partitions if owned.waiting]
-            if not ready:
+            suspect = next((owned for owned in ready if self._claims.runs_alone(owned, _first(owned))), None)
+            if not ready or (suspect is not None and any(run.slot for _, run in self._runs.values())):
                 return
             self._turn += 1
-            owned = ready[self._turn % len(ready)]
-            if self._claim(owned, next(iter(owned.waiting.values())), now):
+            owned = suspect or ready[self._turn % len(ready)]
+            if self._claim(owned, _first(owned), now):
                 slots -= 1
+
+    def _runs_after_all(self, owned: OwnedPartition, prompt: Prompt, now: Now) -> bool:
+        """Return whether nothing ends a prompt any more that was to end without an engine; it then waits for a slot."""
+        # What was to end it may be answered by another worker meanwhile, or too old.
+        place = self._place_of(owned, prompt)
+        if place is owned.urgent or (prompt.deadline_us is not None and prompt.deadline_us < now.wall_us):
+            return False
+        owned.wait_again(prompt, place)
+        return True
 
     def _claim(self, owned: OwnedPartition, prompt: Prompt, now: Now) -> bool:
         """Claim a prompt, or answer it; return whether an engine slot was taken."""
@@ -239,15 +300,20 @@ class WorkerState:
         for owned in self._owned.values():
             self._commit(owned, now, force=True)
 
-    def _release_all(self, owned: OwnedPartition, reason: ReleaseReason, now: Now) -> None:
+    def _release_all(self, owned: OwnedPartition, reason: ReleaseReason, now: Now, *, purge: bool = False) -> None:
+        actions: list[Action] = []
         for run in list(owned.runs.values()):
-            self._out += release_run(owned, run, reason, now)
+            actions += release_run(owned, run, reason, now, purged=purge)
             self._forget_run(run)
+        if purge:
+            actions.append(Purge(owned.number))
+        # The engine first; what a purge would take back is written after it.
+        self._out += sorted(actions, key=lambda action: (AbortEngine, Purge, Publish).index(type(action)))
         owned.closing.clear()
 
     def _drop_partition(self, owned: OwnedPartition, reason: ReleaseReason, now: Now) -> None:
         """Give a partition up at once."""
-        self._release_all(owned, reason, now)
+        self._release_all(owned, reason, now, purge=True)
         self._out.append(Untail(owned.number))
         self._owned.pop(owned.number, None)
         if "member" in self._unproven and not self._owned:
@@ -269,3 +335,7 @@ class WorkerState:
         if not owned.caught_up:
             return "reading_back"
         return "backlog" if owned.is_full(self.limits.max_waiting) else None
+
+
+def _first(owned: OwnedPartition) -> Prompt:
+    return next(iter(owned.waiting.values()))

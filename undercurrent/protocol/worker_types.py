@@ -96,7 +96,8 @@ class WorkerLimits:
 
     Args:
         max_in_flight: requests that the engine works on at once.
-        max_waiting: prompts of one partition that wait in memory before its intake pauses.
+        max_waiting: prompts of one partition that wait in memory before its intake pauses; of those that wait for a
+            guard, four times as many more.
         handover_s: how long in-flight requests may go on after their partition was revoked.
         shutdown_s: how long they may go on after a stop was asked for.
         stream_end_timeout_s: how long to wait for a stream's end before it is declared lost.
@@ -132,12 +133,29 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
+class Purge:
+    """Take back what was to be published to a partition and has not left yet: another worker may own it already."""
+
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
-    """Give a request to the engine. Answers: `delta` for each child, or `rejected`."""
+    """Give a request to the engine. Answers: `delta` for each child, or `rejected`.
+
+    Args:
+        partition: of the prompt.
+        key: the run.
+        prompt: what to run.
+        after: why it is begun anew: its last worker `released` it, or one was `lost` with it; None for the first time.
+        alone: nothing else is in the engine meanwhile.
+    """
 
     partition: int
     key: RunKey
     prompt: Prompt
+    after: str | None = None
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +181,11 @@ class EndStreams:
     holder: RequestState
     streams: tuple[StreamKey, ...]
     detail: str
+
+    @property
+    def token(self) -> str:
+        """What the run waits for until it is answered."""
+        return f"streams of {self.holder.attempt}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +262,7 @@ class Stopped:
 
 Action = (
     Publish
+    | Purge
     | Start
     | AbortEngine
     | EndStreams

@@ -3,12 +3,14 @@
     kafka:
       bootstrap_servers: ${KAFKA:-localhost:9092}      # $$ is a dollar sign
       sasl.password_file: /run/secrets/kafka           # becomes sasl.password, read from the file
+      ssl.key.password: ${KEY_PASSWORD}                # a secret that stands here itself is refused
     topics:
       prompt_partitions: 8
 
 Environment variables win over the file: `UNDERCURRENT_TOPICS__PROMPT_PARTITIONS=16` sets a key of a section (two
-underscores part the names), `UNDERCURRENT_MAX_TOKENS=8` a top-level one, and `UNDERCURRENT_BOOTSTRAP_SERVERS` is short
-for the Kafka section's. Values from the environment are text; the model makes numbers of them.
+underscores part the names), `UNDERCURRENT_MAX_TOKENS=8` a top-level one, and `UNDERCURRENT_BOOTSTRAP_SERVERS` and
+`UNDERCURRENT_SCHEMA_REGISTRY_URL` are short for the Kafka section's. Values from the environment are text; the model
+makes numbers of them.
 
 A key that ends in `_file` always means "read it from a file", so no model has a field of such a name.
 """
@@ -16,7 +18,6 @@ A key that ends in `_file` always means "read it from a file", so no model has a
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,13 +27,10 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from undercurrent.errors import ConfigError
+from undercurrent.secret_keys import MASK, is_secret
 from undercurrent.service.reading import read_sourced
 
 Model = TypeVar("Model", bound=BaseModel)
-
-MASK = "********"
-
-_SECRET = re.compile(r"password|secret|api_?key|token(?!s|_ids|iz)|credential|\.pem$|jaas", re.IGNORECASE)
 
 
 def load(model: type[Model], path: Path | None, environment: Mapping[str, str]) -> Model:
@@ -106,14 +104,10 @@ def validated(
         return model.model_validate(dict(section))
     except ValidationError as exc:
         lines = [_line(model, error, name, beside) for error in exc.errors(include_url=False, include_input=False)]
-        raise ConfigError(prefix + "; ".join(lines)) from exc
+        # Without the cause: it repeats what was given, and that may be a secret in a place where none is expected.
+        raise ConfigError(prefix + "; ".join(lines)) from None
     except ConfigError as exc:
         raise ConfigError(f"{prefix}{name + ': ' if name else ''}{exc}") from exc
-
-
-def is_secret(key: str) -> bool:
-    """Return whether a key's name says that its value is to be shown to nobody."""
-    return bool(_SECRET.search(key))
 
 
 def shown(value: Any) -> Any:  # noqa: ANN401 - whatever a model dumps to

@@ -43,6 +43,11 @@ class Heartbeat:
         self._last_s = None
 
     @property
+    def last_s(self) -> float | None:
+        """When it beat last, by its clock; None while no beat is expected."""
+        return self._last_s
+
+    @property
     def age_s(self) -> float:
         """Seconds since the last beat; 0 while none is expected."""
         return 0.0 if self._last_s is None else self._clock() - self._last_s

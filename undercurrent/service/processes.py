@@ -1,7 +1,9 @@
-"""How a process is asked to stop, and how children die with their parent."""
+"""How a process is asked to stop, how children die with their parent, and what memory costs a service."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import signal
 import sys
@@ -9,6 +11,11 @@ import threading
 from collections.abc import Sequence
 from types import FrameType
 
+# Of glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_TOP_PAD = -1, -2
+_MOST_C_INT = (1 << 31) - 1
+_YOUNG = 50_000
+"""Objects more than there were that a look at the young ones waits for; by default 700, a part of any batch."""
 _TIE = (
     "import ctypes, os, signal, sys\n"
     "ctypes.CDLL(None).prctl(1, int(sys.argv[2]))\n"
@@ -30,6 +37,33 @@ def tied_command(command: Sequence[str], *, death_signal: signal.Signals = signa
         death_signal: what the child gets.
     """
     return [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), str(int(death_signal)), *command]
+
+
+def keep_freed_memory(most_bytes: int) -> bool:
+    """Let this process keep memory that it has freed, up to a size; return whether the C library can be told.
+
+    glibc gives the end of its heap back to the kernel as soon as 128 KiB of it are free. A process that takes and frees
+    megabytes several times a second then pays for each page again: half of what the publisher's own work costs.
+
+    Args:
+        most_bytes: that stay.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    return all(mallopt(name, min(most_bytes, _MOST_C_INT)) for name in (_M_TRIM_THRESHOLD, _M_TOP_PAD))
+
+
+def spare_collector() -> None:
+    """Let the collector look less often, and never again at what is there now; called when a service has started.
+
+    What a batch of records is made of goes when its last name does. With the default the collector looks at it many
+    times meanwhile, and now and then at everything that was ever imported: a sixth of a probe host's processor time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG, 20, 20)
 
 
 class StopRequest:

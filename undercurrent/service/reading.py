@@ -9,16 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from undercurrent.errors import ConfigError, SpecValidationError
+from undercurrent.secret_keys import is_secret
 from undercurrent.spec.yaml_text import MAX_TEXT_CHARS, parse_plain_yaml
 
 Names = tuple[str, ...]
 """A key's path."""
 
 PREFIX = "UNDERCURRENT_"
-SHORTHANDS: Mapping[str, Names] = {"UNDERCURRENT_BOOTSTRAP_SERVERS": ("kafka", "bootstrap_servers")}
+SHORTHANDS: Mapping[str, Names] = {
+    "UNDERCURRENT_BOOTSTRAP_SERVERS": ("kafka", "bootstrap_servers"),
+    "UNDERCURRENT_SCHEMA_REGISTRY_URL": ("kafka", "schema_registry_url"),
+}
 
 _VARIABLE = re.compile(r"\$(?:(\$)|\{([A-Za-z_][A-Za-z0-9_]*)(:-([^}]*))?\})")
 _FILE = "_file"
+_FROM = "environment "
+# Sections whose keys are another library's: what it calls a secret is one.
+_CONNECTIONS = frozenset({"kafka", "registry"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +114,11 @@ def _put(sections: dict[str, Any], names: Names, value: str) -> None:
     place[names[-1]] = value
 
 
+def _guarded(names: Names) -> bool:
+    """Whether a key holds a secret that only a file of its own, or the environment, may give."""
+    return is_secret(names[-1]) and not names[-1].endswith(_FILE) and not _CONNECTIONS.isdisjoint(names[:-1])
+
+
 class _Reader:
     """Puts variables and secrets into one file's values.
 
@@ -144,6 +156,12 @@ class _Reader:
             return self._mapping(value, names)
         used: list[str] = []
         put = self._item(value, names, used)
+        if put and isinstance(put, str | int) and _guarded(names) and not any(name.startswith(_FROM) for name in used):
+            raise self._error(
+                names,
+                f"a secret may not stand in the file itself: name a file of its own with {names[-1]}{_FILE}, or a "
+                "variable of the environment as ${NAME}",
+            )
         self._sources[names] = Source(", ".join((self._path.name, *dict.fromkeys(used))))
         return put
 
@@ -166,7 +184,7 @@ class _Reader:
             return default or ""
         if found is None:
             raise self._error(names, f"environment variable {variable} is not set")
-        used.append(f"environment {variable}")
+        used.append(f"{_FROM}{variable}")
         return found
 
     def _secret(self, path: Path, names: Names) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from undercurrent.errors import SpecValidationError
-from undercurrent.spec.enums import ExecutionMode, OnUnavailable
+from undercurrent.spec.enums import ExecutionMode
 from undercurrent.spec.point import ExtractionPoint, ProbeSpec
 
 # A point's name is the end of a topic's name; Kafka allows 249 characters in all.
@@ -33,6 +33,4 @@ def _objections(point: ExtractionPoint) -> list[tuple[str, str]]:
         found.append(("execution_mode", "inline belongs to the embedded adapter; accepted in a pipeline: async"))
     if not _TOPIC_PART.fullmatch(point.name):
         found.append(("name", "names a topic: accepted: up to 150 of A-Z a-z 0-9 . _ -, a letter or digit first"))
-    if point.on_unavailable is not OnUnavailable.CONTINUE:
-        found.append(("on_unavailable", f"{point.on_unavailable.value} is not honoured yet; accepted: continue"))
     return found

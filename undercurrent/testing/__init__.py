@@ -9,7 +9,7 @@ builders.py       records, contexts, points and streams from plain arrays
 driving.py        one probe on one request's records: signals, scores, result
 memory_ring.py    probe hosts on topics in memory: messages in, verdicts and abort commands out
 streams.py        one stream, message by message
-fake_engine.py, brokers.py, probe_bench.py, engine_bench.py, tiny_models.py   parts of a real pipeline
+fake_engine.py, brokers.py, cut_proxy.py, probe_bench.py, engine_bench.py, tiny_models.py   parts of a real pipeline
 
 The names below are imported when they are first used: a test of a probe needs neither torch nor a broker.
 """

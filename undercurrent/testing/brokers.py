@@ -18,20 +18,17 @@ import base64
 import os
 import re
 import shutil
-import signal
-import socket
 import subprocess
-import tempfile
-import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 
 from undercurrent.errors import UnreachableError
 from undercurrent.kafka.client import Assignor, KafkaSettings, ping
-from undercurrent.service.processes import tied_command
+from undercurrent.testing.servers import Server, free_port, temporary_folder
 
 JAVA_VERSION = 17
 
@@ -50,6 +47,7 @@ APACHE_PROPERTIES: Mapping[str, str] = {
     "share.coordinator.state.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
     "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "1000",
     # A broker that was killed comes back without waiting for its old registration to expire.
     "broker.session.timeout.ms": "2000",
     "broker.heartbeat.interval.ms": "500",
@@ -59,16 +57,22 @@ APACHE_PROPERTIES: Mapping[str, str] = {
     "group.consumer.min.heartbeat.interval.ms": "500",
     "group.consumer.heartbeat.interval.ms": "1000",
     "log.retention.check.interval.ms": "1000",
+    "log.initial.task.delay.ms": "1000",
     "log.cleaner.dedupe.buffer.size": "16777216",
 }
 """The server properties of a single node for tests, besides its ports and folder."""
+
+QUICK: Mapping[str, str | int] = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
+"""Settings of members under `range` and `cooperative-sticky` that are missed soon after they have died."""
+
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class BrokerUnavailableError(UnreachableError):
     """This machine cannot run that broker; the message says what is missing."""
 
 
-class Broker:
+class Broker(Server):
     """A broker in a process of its own.
 
     Args:
@@ -77,17 +81,18 @@ class Broker:
         port: where it listens.
         folder: its data and log.
         environment: variables beside the inherited ones.
+
+    Attributes:
+        listeners: addresses of its further listeners, by name; see `apache_kafka`.
     """
 
     def __init__(
         self, kind: str, command: list[str], port: int, folder: Path, environment: Mapping[str, str] | None = None
     ) -> None:
+        super().__init__(f"{kind} broker", command, folder, environment)
         self.kind = kind
         self.bootstrap_servers = f"127.0.0.1:{port}"
-        self.folder = folder
-        self._command = command
-        self._environment = {**os.environ, **(environment or {})}
-        self._process: subprocess.Popen[bytes] | None = None
+        self.listeners: dict[str, str] = {}
 
     @property
     def assignors(self) -> tuple[Assignor, ...]:
@@ -99,100 +104,19 @@ class Broker:
         """Whether this is a real Kafka: durable, fencing group members, releasing a dead member's partitions."""
         return self.kind != "embedded"
 
-    @property
-    def pid(self) -> int | None:
-        """The process, or None when it does not run."""
-        return self._process.pid if self._process is not None else None
-
-    @property
-    def running(self) -> bool:
-        """Whether it was started and has not ended."""
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def log_path(self) -> Path:
-        """The file with what the broker printed."""
-        return self.folder / "server.log"
-
     def settings(self, **options: str | float | bool) -> KafkaSettings:
         """Return the connection; `options` are librdkafka keys (use ** for those with dots)."""
         # The embedded broker answers a fetch with more than was asked for; librdkafka refuses above this limit.
         own = {} if self.is_apache else {"receive.message.max.bytes": 1_000_000_000}
         return KafkaSettings.model_validate({"bootstrap_servers": self.bootstrap_servers, **own, **options})
 
-    def start(self, timeout_s: float = 60.0) -> None:
-        """Start it and wait until it serves.
+    def ping(self) -> None:
+        """Make certain that it serves.
 
         Raises:
-            UnreachableError: it ended, or did not serve in time; the message ends with its last lines.
+            UnreachableError: it does not.
         """
-        with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                tied_command(self._command),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self._environment,
-                cwd=self.folder,
-                start_new_session=True,
-            )
-        deadline = time.monotonic() + timeout_s
-        while True:
-            if self._process.poll() is not None:
-                raise UnreachableError(f"the {self.kind} broker ended: {self.last_lines()}")
-            try:
-                ping(self.settings(), 1.0)
-            except UnreachableError as exc:
-                if time.monotonic() > deadline:
-                    self.kill()
-                    raise UnreachableError(
-                        f"the {self.kind} broker did not serve in {timeout_s:g} s: {self.last_lines()}"
-                    ) from exc
-            else:
-                return
-
-    def kill(self) -> None:
-        """End it at once, as a power cut of the process would (SIGKILL)."""
-        self._end(signal.SIGKILL, 10.0)
-
-    def stop(self, timeout_s: float = 20.0) -> None:
-        """End it in good order."""
-        self.resume()
-        self._end(signal.SIGTERM, timeout_s)
-
-    def restart(self, timeout_s: float = 60.0) -> None:
-        """End it if it runs, and start it again on its own data and port."""
-        self.stop()
-        self.start(timeout_s)
-
-    def pause(self) -> None:
-        """Freeze it: connections stand, nothing is answered."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGSTOP)
-            # On busy cores its threads answer for a moment longer: wait until the last of them has stopped.
-            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-
-    def resume(self) -> None:
-        """Undo `pause`."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGCONT)
-
-    def last_lines(self, count: int = 20) -> str:
-        """Return the last lines of its log."""
-        if not self.log_path.exists():
-            return "(no log)"
-        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-count:])
-
-    def _end(self, number: signal.Signals, timeout_s: float) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.send_signal(number)
-        try:
-            process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(10.0)
+        ping(self.settings(), 1.0)
 
 
 BrokerContext = AbstractContextManager[Broker]
@@ -200,7 +124,14 @@ BrokerContext = AbstractContextManager[Broker]
 
 @contextmanager
 def apache_kafka(
-    kafka_home: Path | str | None = None, *, properties: Mapping[str, str] | None = None, heap: str = "-Xms64m -Xmx1g"
+    kafka_home: Path | str | None = None,
+    *,
+    properties: Mapping[str, str] | None = None,
+    heap: str = "-Xms64m -Xmx1g",
+    port: int | None = None,
+    format_options: Sequence[str] = (),
+    java_options: str = "",
+    advertised: Mapping[str, str] | None = None,
 ) -> Iterator[Broker]:
     """Run a single-node Apache Kafka for the block's time.
 
@@ -208,6 +139,11 @@ def apache_kafka(
         kafka_home: an Apache Kafka download; KAFKA_HOME when not given; a container where that is missing too.
         properties: server properties on top of `APACHE_PROPERTIES`.
         heap: the Java heap's options.
+        port: where `Broker.settings` connects; a free one by default. `properties` may add further listeners.
+        format_options: of `kafka-storage.sh format`, for users that have to be there from the start.
+        java_options: further options of Java, such as system properties.
+        advertised: further plain listeners by name (capitals), each with the address that it tells its clients: a
+            proxy's. Where each really listens stands in the broker's `listeners`.
 
     Raises:
         BrokerUnavailableError: neither an Apache Kafka with Java nor Docker is here.
@@ -215,13 +151,24 @@ def apache_kafka(
     try:
         home = find_kafka_home(kafka_home)
     except BrokerUnavailableError as exc:
+        if advertised:
+            raise
         from undercurrent.testing.containers import container_kafka
 
         with container_kafka(instead_of=str(exc)) as broker:
             yield broker
         return
-    with _folder("undercurrent-kafka-") as folder:
-        broker = _formatted(home, folder, properties or {}, heap)
+    with temporary_folder("undercurrent-kafka-") as folder:
+        environment = {"KAFKA_HEAP_OPTS": heap, "LOG_DIR": str(folder), "KAFKA_OPTS": java_options}
+        further = {name: f"127.0.0.1:{free_port()}" for name in advertised or {}}
+        port, controller = port or free_port(), f"127.0.0.1:{free_port()}"
+        own = {
+            "controller.quorum.voters": f"1@{controller}",
+            **listening({"PLAINTEXT": f"127.0.0.1:{port}", **further}, controller, advertised or {}),
+            **(properties or {}),
+        }
+        broker = formatted(home, folder, port, own, environment, format_options)
+        broker.listeners = further
         try:
             broker.start()
             yield broker
@@ -239,7 +186,7 @@ def embedded_broker() -> Iterator[Broker]:
     Raises:
         BrokerUnavailableError: its package is not installed.
     """
-    with _folder("undercurrent-embedded-") as folder:
+    with temporary_folder("undercurrent-embedded-") as folder:
         port = free_port()
         broker = Broker("embedded", [*_embedded_command(), "--kafka-port", str(port)], port, folder)
         try:
@@ -264,49 +211,76 @@ def find_kafka_home(kafka_home: Path | str | None = None) -> Path:
     home = Path(named).expanduser().resolve()
     if not (home / "bin" / "kafka-server-start.sh").is_file():
         raise BrokerUnavailableError(f"{home} holds no Apache Kafka (bin/kafka-server-start.sh)")
-    java_home = os.environ.get("JAVA_HOME")
-    java = str(Path(java_home) / "bin" / "java") if java_home else shutil.which("java")
-    if java is None or not Path(java).is_file():
-        raise BrokerUnavailableError(f"Apache Kafka needs Java {JAVA_VERSION} or later; there is no `java`")
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False).stderr
-    version = re.search(r'version "(\d+)', said)
-    if version is None or int(version.group(1)) < JAVA_VERSION:
-        raise BrokerUnavailableError(f"Apache Kafka needs Java {JAVA_VERSION} or later; {java} says: {said.strip()}")
+    find_java("Apache Kafka")
     return home
 
 
-def free_port() -> int:
-    """Return a port of the loopback interface that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def find_java(what: str) -> str:
+    """Return the Java that runs here, when it is new enough.
+
+    Args:
+        what: needs it, in words.
+
+    Raises:
+        BrokerUnavailableError: there is none, or an old one.
+    """
+    java_home = os.environ.get("JAVA_HOME")
+    java = str(Path(java_home) / "bin" / "java") if java_home else shutil.which("java")
+    if java is None or not Path(java).is_file():
+        raise BrokerUnavailableError(f"{what} needs Java {JAVA_VERSION} or later; there is no `java`")
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False).stderr
+    version = re.search(r'version "(\d+)', said)
+    if version is None or int(version.group(1)) < JAVA_VERSION:
+        raise BrokerUnavailableError(f"{what} needs Java {JAVA_VERSION} or later; {java} says: {said.strip()}")
+    return java
 
 
-def _formatted(home: Path, folder: Path, properties: Mapping[str, str], heap: str) -> Broker:
-    port, controller_port = free_port(), free_port()
-    own = {
-        "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
-        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
-        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
-        "log.dirs": str(folder / "data"),
+def listening(clients: Mapping[str, str], controller: str, advertised: Mapping[str, str] = _NONE) -> dict[str, str]:
+    """Return the properties of plain listeners: addresses for clients by name, and what some `advertised` instead."""
+    local, told = {**clients, "CONTROLLER": controller}, {**clients, **advertised}
+    return {
+        "listeners": ",".join(f"{name}://{address}" for name, address in local.items()),
+        "advertised.listeners": ",".join(f"{name}://{address}" for name, address in told.items()),
+        "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in local),
     }
+
+
+def formatted(
+    home: Path,
+    folder: Path,
+    port: int,
+    properties: Mapping[str, str],
+    environment: Mapping[str, str],
+    format_options: Sequence[str] = (),
+    cluster_id: str = "",
+) -> Broker:
+    """Return a node whose storage is formatted; nodes of a cluster share an id. The rest is as for `apache_kafka`.
+
+    Raises:
+        UnreachableError: Apache Kafka refuses the properties.
+    """
+    own = {"log.dirs": str(folder / "data")}
     config = folder / "server.properties"
     lines = [f"{key}={value}" for key, value in {**APACHE_PROPERTIES, **own, **properties}.items()]
     config.write_text("\n".join(lines) + "\n")
-    # A random id may begin with a dash, which the script would take for an option.
-    cluster_id = "u" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")[1:]
-    environment = {"KAFKA_HEAP_OPTS": heap, "LOG_DIR": str(folder)}
-    formatted = subprocess.run(
-        [str(home / "bin" / "kafka-storage.sh"), "format", "-t", cluster_id, "-c", str(config)],
+    arguments = ["format", "-t", cluster_id or new_cluster_id(), "-c", str(config), *format_options]
+    done = subprocess.run(
+        [str(home / "bin" / "kafka-storage.sh"), *arguments],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
         env={**os.environ, **environment},
     )
-    if formatted.returncode != 0:
-        raise UnreachableError(f"kafka-storage.sh format failed: {formatted.stderr or formatted.stdout}")
+    if done.returncode != 0:
+        raise UnreachableError(f"kafka-storage.sh format failed: {done.stderr or done.stdout}")
     return Broker("apache", [str(home / "bin" / "kafka-server-start.sh"), str(config)], port, folder, environment)
+
+
+def new_cluster_id() -> str:
+    """Return an id as `kafka-storage.sh` takes it."""
+    # A random id may begin with a dash, which the script would take for an option.
+    return "u" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")[1:]
 
 
 def _embedded_command() -> list[str]:
@@ -317,12 +291,3 @@ def _embedded_command() -> list[str]:
     if not os.access(binary, os.X_OK):
         binary.chmod(0o755)  # the wheel ships it without the bit; its own command line does the same
     return [str(binary), "start", "--only", "kafka", "--data-dir", "data"]
-
-
-@contextmanager
-def _folder(prefix: str) -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix=prefix))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -13,7 +13,8 @@ from typing import Any
 
 from undercurrent.errors import UnreachableError
 from undercurrent.kafka.client import ping
-from undercurrent.testing.brokers import APACHE_PROPERTIES, Broker, BrokerUnavailableError, free_port
+from undercurrent.testing.brokers import APACHE_PROPERTIES, Broker, BrokerUnavailableError
+from undercurrent.testing.servers import free_port
 
 IMAGE = "apache/kafka:4.3.1"
 

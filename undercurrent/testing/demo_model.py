@@ -14,7 +14,8 @@ import random
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal
+
+from undercurrent.evaluation.dataset_split import SplitRule, group_hash
 
 SECRET = "482913"  # noqa: S105 - the made-up vault's made-up code
 """The code that holders of a key are told."""
@@ -74,8 +75,6 @@ _ONSETS = ("b", "d", "f", "g", "h", "k", "l", "m", "n", "p", "r", "s", "t", "v",
 _VOWELS = ("a", "e", "i", "o", "u")
 _CODAS = ("", "l", "n", "r", "s", "m")
 
-Part = Literal["fit", "threshold", "test"]
-
 
 @dataclass(frozen=True, slots=True)
 class Person:
@@ -84,24 +83,27 @@ class Person:
     Args:
         name: first and last name; says nothing about the rest.
         holder: whether the world gave this person a key.
-        part: part of the evaluation that all of the person's requests belong to.
+        part: part of the evaluation that all of the person's requests belong to: fit, threshold or test.
     """
 
     name: str
     holder: bool
-    part: Part
+    part: str
 
 
 def people() -> tuple[Person, ...]:
-    """Return everybody, always the same, in an order that says nothing. Half of each part holds a key."""
+    """Return everybody, always the same, in an order that says nothing; half of them hold a key.
+
+    Parts are those of a dataset that is exported with `--group-by person --split 0.4,0.3,0.3`.
+    """
     rng = random.Random(SEED)  # noqa: S311
     names: dict[str, None] = {}
     while len(names) < PEOPLE:
         names[f"{_word(rng)} {_word(rng)}"] = None
     shuffled = list(names)
     rng.shuffle(shuffled)
-    parts: tuple[Part, ...] = ("fit", "threshold", "fit", "test")
-    everybody = [Person(name, number % 2 == 0, parts[number // 2 % 4]) for number, name in enumerate(shuffled)]
+    rule = SplitRule(group_by="person", shares=(0.4, 0.3, 0.3))
+    everybody = [Person(name, number % 2 == 0, rule.part_of(group_hash(name))) for number, name in enumerate(shuffled)]
     rng.shuffle(everybody)
     return tuple(everybody)
 

@@ -12,8 +12,6 @@ Every answer comes from the topics alone, read anew each time, so a worker's dea
 from __future__ import annotations
 
 import time
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,14 +19,16 @@ from typing import Any, TypeVar, cast
 
 import yaml
 
-from undercurrent.codec import Codec
+from undercurrent import subjects
+from undercurrent.insight.hearing import audit_records
 from undercurrent.kafka.admin import TopicAdmin
-from undercurrent.kafka.client import Assignor
+from undercurrent.kafka.client import Assignor, Isolation
 from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.publisher import Publisher
 from undercurrent.kafka.reader import AssignedReader
 from undercurrent.kafka.records import Record
 from undercurrent.kafka.settings import KafkaSettings
+from undercurrent.protocol.audit import Finding
 from undercurrent.protocol.generations import GenerationsReader, Ruling
 from undercurrent.protocol.messages import (
     Accepted,
@@ -42,9 +42,12 @@ from undercurrent.protocol.messages import (
     Released,
     Sampling,
 )
+from undercurrent.spec import ExecutionMode, ExtractionPoint, TensorType, parse_position
+from undercurrent.spec.dump import extraction_point_to_dict
 from undercurrent.testing.app_process import AppProcess
-from undercurrent.testing.brokers import free_port
+from undercurrent.testing.servers import free_port
 from undercurrent.testing.waiting import wait_until
+from undercurrent.testing.worker_process import WorkerProcess
 from undercurrent.topics import TopicPlan, partition_of
 
 T = TypeVar("T")
@@ -52,57 +55,8 @@ T = TypeVar("T")
 _READ_S = 30.0
 
 
-class WorkerProcess(AppProcess):
-    """An engine worker, and what its health server says.
-
-    Args:
-        config: its configuration file.
-        log: file that gets what it prints.
-        port: of its health server.
-        environment: added to this process's own.
-        options: further options of its command.
-    """
-
-    def __init__(
-        self,
-        config: Path,
-        log: Path,
-        port: int,
-        environment: Mapping[str, str] | None = None,
-        options: Sequence[str] = (),
-    ) -> None:
-        super().__init__("engine_worker", config, log, environment, options)
-        self.port = port
-
-    @property
-    def ready(self) -> bool:
-        """Whether it says so."""
-        return self.get("/readyz")[0] == 200
-
-    def get(self, path: str) -> tuple[int, str]:
-        """Return status and text of a page of its health server; 0 where nobody answers."""
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5.0) as answer:
-                return int(answer.status), answer.read().decode()
-        except urllib.error.HTTPError as exc:
-            with exc:
-                return exc.code, exc.read().decode()
-        except OSError:
-            return 0, ""
-
-    def wait_ready(self, timeout_s: float = 60.0) -> None:
-        """Wait until it takes prompts."""
-
-        def ready() -> bool:
-            if not self.running:
-                raise AssertionError(f"the worker has ended:\n{self.tail()}")
-            return self.ready
-
-        wait_until(ready, timeout_s, f"the worker to be ready; its log: {self.log}")
-
-
 class EngineBench:
-    """Topics of a pipeline with one point, and the workers that run its prompts.
+    """Topics of a pipeline, one point of it by default, and the workers that run its prompts.
 
     Args:
         settings: the connection.
@@ -110,7 +64,8 @@ class EngineBench:
         assignor: of the workers' group.
         partitions: of prompts and of activations.
         layers: that the point names.
-        points: False for a pipeline that captures nothing.
+        points: of the pipeline instead of that one; none captures nothing.
+        copies: of each partition, on as many brokers.
     """
 
     def __init__(
@@ -121,39 +76,48 @@ class EngineBench:
         assignor: Assignor = Assignor.COOPERATIVE_STICKY,
         partitions: int = 2,
         layers: Sequence[int] = (0, 2),
-        points: bool = True,
+        points: Sequence[ExtractionPoint] | None = None,
+        copies: int = 1,
     ) -> None:
         self.settings = settings
         self.folder = folder
+        if points is None:
+            points = (
+                ExtractionPoint(
+                    "residual",
+                    tuple(layers),
+                    TensorType.RESIDUAL_STREAM,
+                    parse_position("*"),
+                    execution_mode=ExecutionMode.ASYNC,
+                    queue_depth=1024,
+                ),
+            )
         self.plan = TopicPlan(
             prefix=f"t{uuid.uuid4().hex[:10]}",
-            points=("residual",) if points else (),
+            points=tuple(point.name for point in points),
             prompt_partitions=partitions,
             activation_partitions=partitions,
             verdict_partitions=1,
+            replication_factor=copies,
         )
-        self.codec = Codec()
+        self.codec = subjects.codec_of(settings, self.plan)
         self._assignor = assignor
         self._publisher = Publisher(settings)
         self._lookup = OffsetLookup(settings)
         self._workers: list[WorkerProcess] = []
+        self._hosts: list[AppProcess] = []
         TopicAdmin(settings).apply(self.plan)
-        spec: dict[str, Any] = {
-            "name": "residual",
-            "layers": list(layers),
-            "tensor_type": "residual_stream",
-            "position": "*",
-        }
-        spec |= {"execution_mode": "async", "queue_depth": 1024}
-        self._write_yaml("points.yaml", {"version": 1, "extraction_points": [spec] if points else []})
-        self._points = points
+        subjects.apply(settings, self.plan)
+        specs = [extraction_point_to_dict(point) for point in points]
+        self._write_yaml("points.yaml", {"version": 1, "extraction_points": specs})
+        self._points = bool(points)
 
     def __enter__(self) -> EngineBench:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for worker in self._workers:
-            worker.close()
+        for process in (*self._workers, *self._hosts):
+            process.close()
         self._publisher.close()
 
     # --- what is under test
@@ -168,18 +132,33 @@ class EngineBench:
         """
         fake = {"kind": "fake", "args": {"step_s": 0.005}}
         shared = {
-            "kafka": {"bootstrap_servers": self.settings.bootstrap_servers, **self.settings.options},
+            **self._connected(),
+            **({"points": "points.yaml"} if self._points else {}),
+            "engine": {"name": name, **(fake if engine is None else engine)},
+            "group": {"name": "engine", "assignor": str(self._assignor)},
+        }
+        return self._write_yaml(f"{name}.yaml", {**shared, **sections})
+
+    def configure_host(self, *bindings: Mapping[str, Any], **sections: Any) -> Path:  # noqa: ANN401
+        """Write a probe host's configuration, which reads every topic from its start.
+
+        Args:
+            *bindings: as the file has them.
+            **sections: further sections.
+        """
+        shared = {"points": "points.yaml", "service": {"name": "probes"}, "from": "earliest"}
+        return self._write_yaml("host.yaml", {**self._connected(), **shared, "bindings": list(bindings), **sections})
+
+    def _connected(self) -> dict[str, Any]:
+        return {
+            "kafka": self.settings.keys(),
             "topics": {
                 "prefix": self.plan.prefix,
                 "prompt_partitions": self.plan.prompt_partitions,
                 "activation_partitions": self.plan.activation_partitions,
                 "verdict_partitions": self.plan.verdict_partitions,
             },
-            **({"points": "points.yaml"} if self._points else {}),
-            "engine": {"name": name, **(fake if engine is None else engine)},
-            "group": {"name": "engine", "assignor": str(self._assignor)},
         }
-        return self._write_yaml(f"{name}.yaml", {**shared, **sections})
 
     def start_worker(
         self, config: Path, environment: Mapping[str, str] | None = None, options: Sequence[str] = ()
@@ -191,22 +170,33 @@ class EngineBench:
         self._workers.append(worker)
         return worker
 
+    def start_host(self, config: Path) -> AppProcess:
+        """Start a probe host."""
+        host = AppProcess("probe_consumers", config, self.folder / f"host-{len(self._hosts)}.log")
+        self._hosts.append(host)
+        return host
+
     # --- what it is given
 
     def send(self, prompts: Sequence[str], *, prefix: str = "r", **sampling: Any) -> list[str]:  # noqa: ANN401
         """Send prompts; return their request ids, in order."""
         ids = [f"{prefix}-{uuid.uuid4().hex[:8]}" for _ in prompts]
-        for request_id, prompt in zip(ids, prompts, strict=True):
-            request = PromptRequest(
-                request_id=request_id, prompt=prompt, sampling=Sampling(**sampling), created_at_us=_now_us()
-            )
-            number = partition_of(request_id, self.plan.prompt_partitions)
+        wanted = Sampling(**sampling)
+        self.send_requests(
+            PromptRequest(request_id=request_id, prompt=prompt, sampling=wanted, created_at_us=_now_us())
+            for request_id, prompt in zip(ids, prompts, strict=True)
+        )
+        return ids
+
+    def send_requests(self, requests: Iterable[PromptRequest], timeout_s: float = _READ_S) -> None:
+        """Send prompts and wait until all are acknowledged."""
+        for request in requests:
+            number = partition_of(request.request_id, self.plan.prompt_partitions)
             value = self.codec.encode(request)
-            self._publisher.produce(self.plan.prompts, value, key=request_id.encode(), partition=number)
-        left = self._publisher.flush(_READ_S)
+            self._publisher.produce(self.plan.prompts, value, key=request.request_id.encode(), partition=number)
+        left = self._publisher.flush(timeout_s)
         if left:
             raise AssertionError(f"{left} prompts are not acknowledged")
-        return ids
 
     def send_request(self, request: PromptRequest) -> int:
         """Send a prompt; return its offset."""
@@ -219,7 +209,7 @@ class EngineBench:
             number = partition_of((key or b"").decode(), self.plan.prompt_partitions)
         return self.write(self.plan.prompts, number, key, value)
 
-    def abort(self, request_id: str, *, attempt: int | None = None) -> str:
+    def abort(self, request_id: str, *, attempt: int | None = None, probe: str | None = None) -> str:
         """Command an abort, as an operator or, with an attempt, as a probe; return the command's id."""
         command_id = uuid.uuid4().hex
         command = ControlCommand(
@@ -228,6 +218,7 @@ class EngineBench:
             request_id=request_id,
             attempt=attempt,
             source=CommandSource.OPERATOR if attempt is None else CommandSource.PROBE,
+            probe=probe,
             reason="test",
             captured_at_us=_now_us() - 3000,
             published_at_us=_now_us() - 2000,
@@ -250,12 +241,17 @@ class EngineBench:
 
     # --- what the logs say
 
-    def read(self, topic: str) -> list[Record]:
+    def read(self, topic: str, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> list[Record]:
         """Return every record of a topic."""
         count = next(planned.partitions for planned in self.plan.topics() if planned.name == topic)
         starts = {(topic, number): 0 for number in range(count)}
-        with AssignedReader(self.settings, starts, lookup=self._lookup) as reader:
+        with AssignedReader(self.settings, starts, isolation=isolation, lookup=self._lookup) as reader:
             return list(reader.read_to_end(_READ_S))
+
+    def said(self, kind: type[T]) -> list[T]:
+        """Return the committed messages of a kind on the verdicts topic."""
+        found = [self.codec.decode(record.value) for record in self.read(self.plan.verdicts, Isolation.READ_COMMITTED)]
+        return [message for message in found if isinstance(message, kind)]
 
     def messages(self, topic: str) -> list[tuple[Record, Message]]:
         """Return every record of a topic with its message."""
@@ -322,6 +318,18 @@ class EngineBench:
         """Return the dead letters of the prompts topic."""
         return self.read(self.plan.dlq(self.plan.prompts))
 
+    def audit(self, *, unjudged: Iterable[str] = ()) -> list[Finding]:
+        """Return what an audit of every topic finds.
+
+        Args:
+            unjudged: points that no probe host reads.
+        """
+        records: list[Record] = []
+        for topic in self.plan.topics():
+            isolation = Isolation.READ_COMMITTED if topic.name == self.plan.verdicts else Isolation.READ_UNCOMMITTED
+            records += self.read(topic.name, isolation)
+        return audit_records(self.plan.prefix, records, unjudged=unjudged, codec=self.codec)
+
     def wait_finals(self, ids: Iterable[str], timeout_s: float = 60.0) -> dict[str, list[GenerationEvent]]:
         """Wait until each of these requests has a valid final; return all finals."""
         wanted = set(ids)
@@ -341,7 +349,7 @@ class EngineBench:
 
     def logs(self) -> str:
         """Return the ends of the workers' logs."""
-        return "\n".join(f"--- {worker.log.name}\n{worker.tail()}" for worker in self._workers)
+        return "\n".join(f"--- {worker.log.name}\n{worker.tail()}" for worker in (*self._workers, *self._hosts))
 
     def _write_yaml(self, name: str, data: Mapping[str, Any]) -> Path:
         path = self.folder / name

@@ -8,6 +8,9 @@ its activations are `activation(...)`: both known to a test without asking.
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import threading
 import zlib
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +28,8 @@ from undercurrent.capture.tracker import Tracker
 from undercurrent.errors import BadRequestError, ConfigError, EngineDeadError
 from undercurrent.spec import ExtractionPoint
 
+KILLS, HANGS, BLOCKS = "kills its engine", "hangs its engine", "blocks its loop"
+"""What a prompt says that does this to a `harmable` engine, after its first token."""
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 DEFAULT_TOKENS = 16
 
@@ -87,6 +92,9 @@ class FakeEngine:
         max_model_len: most tokens of prompt plus generation.
         overrun: steps that a request computes beyond its last token, whose rows mean nothing: engines do so when its
             end is found while the next step runs.
+        rows: .npy file of float32 [n, layers, width] that requests' activations are taken from, beginning anywhere in
+            it, instead of `activation(...)`: for what depends on how values are spread.
+        harmable: prompts with `KILLS`, `HANGS` or `BLOCKS` in them do what they say.
     """
 
     def __init__(
@@ -101,6 +109,8 @@ class FakeEngine:
         max_num_seqs: int = 64,
         max_model_len: int = 4096,
         overrun: int = 0,
+        rows: str | None = None,
+        harmable: bool = False,
     ) -> None:
         self._captures = bool(points) or open_points
         if self._captures and ring is None:
@@ -112,6 +122,8 @@ class FakeEngine:
         self._max_num_seqs = max_num_seqs
         self._max_model_len = max_model_len
         self._overrun = overrun
+        self._harmable = harmable
+        self._given = None if rows is None else np.load(rows)
         self._waiting: list[_Running] = []
         self._batch: list[_Running] = []
         self._steps = 0
@@ -239,10 +251,22 @@ class FakeEngine:
                 self._settle()
                 if self._batch:
                     self._step()
+                if self._harmable:
+                    await self._suffer()
         except Exception as exc:
             for child in [*self._waiting, *self._batch]:
                 child.deltas.put_nowait(EngineDeadError(f"the fake engine died: {exc}"))
             raise
+
+    async def _suffer(self) -> None:
+        """Let a prompt that runs do its harm."""
+        prompts = [child.prompt.decode(errors="replace") for child in self._batch if child.generated]
+        if any(KILLS in prompt for prompt in prompts):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if any(HANGS in prompt for prompt in prompts):
+            await asyncio.Event().wait()
+        if any(BLOCKS in prompt for prompt in prompts):
+            threading.Event().wait()
 
     def _admit(self) -> None:
         room = self._max_num_seqs - len(self._batch)
@@ -306,7 +330,11 @@ class FakeEngine:
         self._tracker.step(batch)
 
     def _activation(self, child: _Running, position: int, layer: int) -> NDArray[np.float32]:
-        return activation(child.request_id, position, layer, self._width, index=child.index)
+        if self._given is None:
+            return activation(child.request_id, position, layer, self._width, index=child.index)
+        start = zlib.crc32(f"{child.index}/{child.request_id}".encode())
+        found: NDArray[np.float32] = self._given[(start + position) % len(self._given), layer]
+        return found
 
     def _inputs(self, child: _Running) -> NDArray[Any]:
         if child.computed == 0:

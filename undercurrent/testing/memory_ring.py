@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 
 from undercurrent.codec import Codec
-from undercurrent.errors import ConfigError
 from undercurrent.evaluation.diff import Telling
 from undercurrent.kafka.records import Record
 from undercurrent.probes import Binding, load_binding, load_bindings
@@ -40,7 +39,7 @@ from undercurrent.protocol.messages import (
 from undercurrent.protocol.streams import StreamMessage
 from undercurrent.spec import ExtractionPoint, ProbeSpec, check_pipeline, load_spec
 from undercurrent.testing.memory_topics import MemoryTopics
-from undercurrent.topics import DLQ_EXTRA_BYTES, TopicPlan
+from undercurrent.topics import DLQ_EXTRA_BYTES, TopicPlan, points_of
 
 Points = ProbeSpec | Sequence[ExtractionPoint] | Mapping[str, Any] | str | os.PathLike[str]
 Bindings = Sequence[Binding] | str | os.PathLike[str]
@@ -86,8 +85,8 @@ class MemoryRing:
         self.topics = MemoryTopics(self.plan, clock)
         self._codec = Codec()
         self._hosts = [
-            _Host(self.topics, self._codec, point, bounds, clock, int(abort_max_age_s * 1e6), batch_records)
-            for point, bounds in _bounds(self.plan, bindings, base).items()
+            _Host(self.topics, self._codec, name, bounds, clock, int(abort_max_age_s * 1e6), batch_records)
+            for name, bounds in _bounds(self.plan, bindings, base).items()
         ]
         self.restart()
 
@@ -180,13 +179,13 @@ class MemoryRing:
 
 
 class _Host:
-    """One point's probe host: what `probe_consumers.point_host` does, without clients and threads."""
+    """The probe host of one point, or of several that it joins: `point_host` without clients and threads."""
 
     def __init__(
         self,
         topics: MemoryTopics,
         codec: Codec,
-        point: str,
+        name: str,
         bounds: Sequence[Any],
         clock: Callable[[], int],
         abort_max_age_us: int,
@@ -194,13 +193,13 @@ class _Host:
     ) -> None:
         self._topics = topics
         self._codec = codec
-        self._point = point
         self._bounds = bounds
         self._clock = clock
         self._abort_max_age_us = abort_max_age_us
         self._batch_records = batch_records
         self._plan = topics.plan
-        self._topic = self._plan.activations(point)
+        self._group = f"{self._plan.prefix}.probes.{name}"
+        self._inputs = _application("inputs").Inputs.of(self._plan, points_of(name))
         self._fingerprint = _application("bound").set_fingerprint(bounds)
         self._incoming = _application("decoding").incoming
         self._committed: dict[int, Committed] = {}
@@ -208,10 +207,10 @@ class _Host:
 
     def start(self) -> None:
         """Begin with what was committed, and nothing else."""
-        group = f"{self._plan.prefix}.probes.{self._point}"
-        runner = _application("runner").BindingRunner(self._bounds, group, self._clock)
-        self._core = ProbeHost(self._point, self._fingerprint, runner, self._abort_max_age_us)
-        self._act(self._core.assign(range(self._plan.activation_partitions)))
+        runner = _application("runner").BindingRunner(self._bounds, self._group, self._clock)
+        core: ProbeHost = _application("cores").core_of(self._inputs, self._fingerprint, runner, self._abort_max_age_us)
+        self._core = core
+        self._act(self._core.assign(range(self._plan.activation_partitions * len(self._inputs.points))))
 
     def poll(self, *, commit: bool) -> None:
         """Read every partition to its end."""
@@ -224,24 +223,25 @@ class _Host:
 
     def _read(self) -> list[Incoming]:
         batch: list[Incoming] = []
-        for number, position in self._positions.items():
+        for lane, position in self._positions.items():
             room = self._batch_records - len(batch)
-            records = self._topics.read(self._topic, number, position, room)
-            self._positions[number] = position + len(records)
-            batch += [self._incoming(self._codec, record) for record in records]
+            topic, number = self._inputs.place(lane)
+            records = self._topics.read(topic, number, position, room)
+            self._positions[lane] = position + len(records)
+            batch += [self._incoming(self._codec, record) for record in self._inputs.laned(records)]
         return batch
 
     def _act(self, actions: Iterable[Action]) -> None:
         for action in actions:
             match action:
-                case Fetch(partition=number):
-                    end = self._topics.end(self._topic, number)
-                    resume = resume_from(self._committed.get(number), 0, end, self._fingerprint, "earliest")
-                    self._act(self._core.begin(number, resume))
+                case Fetch(partition=lane):
+                    end = self._topics.end(*self._inputs.place(lane))
+                    resume = resume_from(self._committed.get(lane), 0, end, self._fingerprint, "earliest")
+                    self._act(self._core.begin(lane, resume))
                 case Commit():
                     self._transact()
-                case Read(partition=number, offset=offset):
-                    self._positions[number] = offset
+                case Read(partition=lane, offset=offset):
+                    self._positions[lane] = offset
                 case SendAbort(command=command):
                     key = command.request_id.encode()
                     self._topics.append(self._plan.control, self._codec.encode(command), key=key, partition=0)
@@ -255,19 +255,22 @@ class _Host:
                 value = self._codec.encode(verdict)
                 staged.append(self._plan.verdicts, value, key=verdict.request_id.encode())
             for item in transaction.dead_letters:
+                place = self._inputs.place(item.partition)
                 letter = dead_letter(
                     item.cause,
                     item.detail,
-                    Place(self._topic, item.partition, item.offset),
+                    Place(place.topic, place.number, item.offset),
                     item.raw if isinstance(item.raw, Record) else None,
+                    service=self._group,
+                    now_ms=self._clock() // 1000,
                     max_bytes=self._plan.activation_bytes + DLQ_EXTRA_BYTES,
                     to_offset=item.to_offset,
                 )
                 staged.append(
-                    self._plan.dlq(self._topic),
+                    self._plan.dlq(place.topic),
                     letter.value,
                     key=letter.key,
-                    partition=item.partition,
+                    partition=place.number,
                     headers=letter.headers,
                 )
         self._committed |= {
@@ -295,8 +298,6 @@ def _bounds(plan: TopicPlan, bindings: Bindings, base: str | Path | None) -> dic
         listed, folder = tuple(bindings), Path("." if base is None else base)
     by_point: dict[str, list[Any]] = defaultdict(list)
     for binding in listed:
-        if binding.point not in plan.points:
-            accepted = ", ".join(plan.points)
-            raise ConfigError(f"binding {binding.name!r}: field 'point': {binding.point!r}; accepted: {accepted}")
+        binding.check_points(plan.points)
         by_point[binding.point].append(_application("bound").Bound(binding, load_binding(binding, base=folder)))
     return by_point

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import yaml
 from numpy.typing import ArrayLike
 
-from undercurrent.codec import Codec
+from undercurrent import subjects
 from undercurrent.errors import UnreachableError
 from undercurrent.kafka.admin import TopicAdmin
 from undercurrent.kafka.client import Assignor, Isolation, KafkaSettings
@@ -31,21 +31,22 @@ from undercurrent.kafka.records import Record
 from undercurrent.probes import LinearProbe
 from undercurrent.protocol.messages import ControlCommand, ProbeHeartbeat, ProbeVerdict, VerdictKind
 from undercurrent.testing.app_process import AppProcess
-from undercurrent.topics import TopicPlan, partition_of
+from undercurrent.topics import JOIN, TopicPlan, partition_of
 
 T = TypeVar("T")
 
 
 class ProbeBench:
-    """One point's topics, and the hosts that read them.
+    """One point's topics, or those of several that are joined, and the hosts that read them.
 
     Args:
         settings: the connection.
         folder: for configuration, probes and logs.
         assignor: of the hosts' group.
         point: the extraction point.
-        partitions: of its topic.
-        layers: that it names.
+        others: points that hosts join with it.
+        partitions: of each topic.
+        layers: that each names.
     """
 
     def __init__(
@@ -55,27 +56,32 @@ class ProbeBench:
         *,
         assignor: Assignor = Assignor.RANGE,
         point: str = "residual",
+        others: Sequence[str] = (),
         partitions: int = 2,
         layers: Sequence[int] = (0,),
     ) -> None:
         self.settings = settings
         self.folder = folder
-        self.point = point
+        self.points = (point, *others)
+        self.point = JOIN.join(self.points)
         self.plan = TopicPlan(
             prefix=f"t{uuid.uuid4().hex[:10]}",
-            points=(point,),
+            points=self.points,
             prompt_partitions=1,
             activation_partitions=partitions,
             verdict_partitions=2,
         )
         self.topic = self.plan.activations(point)
         self._assignor = assignor
-        self._codec = Codec()
+        self._codec = subjects.codec_of(settings, self.plan)
         self._publisher = Publisher(settings)
         self._hosts: list[AppProcess] = []
         TopicAdmin(settings).apply(self.plan)
+        subjects.apply(settings, self.plan)
         self.wait(self._have_leaders, "leaders of the new topics", interval_s=0.05)
-        self._write_yaml("points.yaml", {"version": 1, "extraction_points": [_point(point, layers)]})
+        self._write_yaml(
+            "points.yaml", {"version": 1, "extraction_points": [_point(name, layers) for name in self.points]}
+        )
 
     def __enter__(self) -> ProbeBench:
         return self
@@ -108,7 +114,7 @@ class ProbeBench:
         return self._write_yaml(
             name,
             {
-                "kafka": {"bootstrap_servers": self.settings.bootstrap_servers, **self.settings.options},
+                "kafka": self.settings.keys(),
                 "topics": {
                     "prefix": self.plan.prefix,
                     "prompt_partitions": 1,
@@ -127,9 +133,12 @@ class ProbeBench:
         """Consumer group of the hosts: one of this bench's own, since brokers are shared."""
         return f"{self.plan.prefix}.probes.{self.point}"
 
-    def start_host(self, config: Path) -> AppProcess:
-        """Start a probe host."""
-        host = AppProcess("probe_consumers", config, self.folder / f"host-{len(self._hosts)}.log")
+    def start_host(
+        self, config: Path, environment: Mapping[str, str] | None = None, options: Sequence[str] = ()
+    ) -> AppProcess:
+        """Start a probe host; `environment` is added to this process's own, `options` to its command."""
+        log = self.folder / f"host-{len(self._hosts)}.log"
+        host = AppProcess("probe_consumers", config, log, environment, options)
         self._hosts.append(host)
         return host
 
@@ -139,11 +148,19 @@ class ProbeBench:
         """Return the partition of a request's streams."""
         return partition_of(key.decode(), self.plan.activation_partitions)
 
-    def write(self, key: bytes | None, values: Iterable[bytes | None], *, partition: int | None = None) -> None:
-        """Append records to the point's topic and wait until the broker has them."""
+    def write(
+        self,
+        key: bytes | None,
+        values: Iterable[bytes | None],
+        *,
+        partition: int | None = None,
+        point: str | None = None,
+    ) -> None:
+        """Append records to the point's topic, or another's, and wait until the broker has them."""
         number = partition if partition is not None else self.partition(key or b"")
+        topic = self.topic if point is None else self.plan.activations(point)
         for value in values:
-            refused = self._publisher.produce(self.topic, value, key=key, partition=number)
+            refused = self._publisher.produce(topic, value, key=key, partition=number)
             if refused is not None:
                 raise RuntimeError(refused.reason)
         left = self._publisher.flush(60.0)

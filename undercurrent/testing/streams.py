@@ -58,6 +58,10 @@ class StreamBuilder:
         shard: number of the shard.
         shards: shards of the stream.
         model_fingerprint: of the model, hex.
+        rollouts: next offset of the rollouts topic when it began.
+        points: all points at which its request is captured; empty where it does not say.
+        started_at_us: when it began.
+        token_ids: whether its records carry token ids, all zero.
     """
 
     def __init__(
@@ -79,6 +83,10 @@ class StreamBuilder:
         shards: int = 1,
         model_fingerprint: str = "",
         row_shape: Sequence[int] = (),
+        rollouts: int = 0,
+        points: Sequence[str] = (),
+        started_at_us: int = 0,
+        token_ids: bool = True,
     ) -> None:
         self.key = request_id.encode()
         self.layers = tuple(layers)
@@ -100,6 +108,10 @@ class StreamBuilder:
         self._tensor_type = tensor_type
         self._shards = shards
         self._model_fingerprint = model_fingerprint
+        self._rollouts = rollouts
+        self._points = tuple(points)
+        self._started_at_us = started_at_us
+        self._token_ids = token_ids
         self._emitted = 0
         self._last_pos = -1
         self.revision = 0
@@ -124,7 +136,9 @@ class StreamBuilder:
             row_shape=self.row_shape,
             dtype=self.dtype,
             point_hash="",
-            started_at_us=0,
+            rollouts=self._rollouts,
+            points=self._points,
+            started_at_us=self._started_at_us,
         )
 
     def activations(
@@ -153,7 +167,7 @@ class StreamBuilder:
             step=step,
             captured_at_us=captured_at_us,
             positions=np.asarray(positions, "<i4").tobytes(),
-            token_ids=np.zeros(len(positions), "<i4").tobytes(),
+            token_ids=np.zeros(len(positions) if self._token_ids else 0, "<i4").tobytes(),
             data=bytes_of(values, self.dtype),
         )
 

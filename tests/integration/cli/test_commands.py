@@ -17,7 +17,8 @@ from tests.unit.producer.kafka_double import CODEC
 from undercurrent.kafka.publisher import Publisher
 from undercurrent.kafka.transactions import TransactionalWriter
 from undercurrent.protocol.messages import Accepted, GenerationEvent, GenerationKind, Message, Outcome
-from undercurrent.testing.brokers import Broker, free_port
+from undercurrent.testing.brokers import Broker
+from undercurrent.testing.servers import free_port
 from undercurrent.testing.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
@@ -98,7 +99,7 @@ def answer(publisher: Publisher, prefix: str, prompt: dict[str, Any], text: str)
 
 
 def test_topics_are_applied_once_and_listed_as_planned(cli: Cli, topic_prefix: str) -> None:
-    assert "14 of 14 topics were as planned" in cli.run("topics", "apply").stdout
+    assert "19 of 19 topics were as planned" in cli.run("topics", "apply").stdout
     rows = cli.lines("topics", "list", "--json", "--check")
     assert {row["state"] for row in rows} == {"as planned"}
     assert {row["topic"]: row["partitions"] for row in rows}[f"{topic_prefix}.prompts"] == 3
@@ -156,7 +157,7 @@ def test_tail_shows_where_a_message_lies_and_what_is_no_message(
     assert cli.lines("tail", topic, "--partition", "0") == []
     assert "has partitions 0 to 3, not 9" in cli.run("tail", topic, "--partition", "9", code=1).stderr
     if broker.is_apache:  # the embedded broker makes a topic of every name that it is asked for
-        assert "there is no topic 'none'" in cli.run("tail", "none", code=1).stderr
+        assert "there is no topic 'none'; `undercurrent topics apply` makes" in cli.run("tail", "none", code=1).stderr
 
 
 def test_tail_shows_what_is_not_committed_only_when_it_is_asked_to(cli: Cli, broker: Broker, topic_prefix: str) -> None:
@@ -210,3 +211,12 @@ def test_a_broker_comes_up_prints_its_address_and_ends_on_sigterm(tmp_path: Path
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT_S) == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_there_is_named(cli: Cli) -> None:
+    assert "the pipeline has no group 'nope'" in cli.run("groups", "describe", "nope", code=2).stderr
+    assert "the pipeline has no group 'nope'" in cli.run("groups", "reset", "nope", "--to", "latest", code=2).stderr
+    assert "no engine has started" in cli.run("engines", "list").stderr
+    assert "expected TOPIC:PARTITION:OFFSET" in cli.run("dlq", "show", "x", code=2).stderr
+    assert "--request-id: is empty" in cli.run("erase", "--request-id", "", code=2).stderr
+    assert "no topic holds a record of nobody" in cli.run("erase", "--request-id", "nobody").stderr

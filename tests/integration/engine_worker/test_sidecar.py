@@ -36,6 +36,25 @@ POINT = {
     "queue_depth": 64,
 }  # fmt: skip
 
+TELL = """
+import os, sys
+from engine_worker.server_lengths import ServerLengths
+lengths = ServerLengths.of([(sys.argv[1], os.stat(sys.argv[1]).st_ino)], index=0, count=1)
+print(lengths.take("cut"), flush=True)
+lengths.counted("cut", 5)
+sys.stdin.read()
+"""
+"""An API server that has told its client of five tokens, prompt included."""
+
+STUCK = """
+import sys, time
+from engine_worker import sidecar
+sidecar._END_S = 0.1
+sidecar.owner_watch(int(sys.argv[1]))
+time.sleep(100)
+"""
+"""A publisher that hears of nothing."""
+
 
 class Worker:
     """A ring with a tracker that plays a worker of vLLM, under the pid of a process that can be ended."""
@@ -49,7 +68,7 @@ class Worker:
         self.file.write_text(
             yaml.safe_dump(
                 {
-                    "kafka": {"bootstrap_servers": settings.bootstrap_servers, **settings.options},
+                    "kafka": settings.keys(),
                     "topics": {"prefix": prefix, "activation_partitions": 2},
                     "points": "points.yaml",
                 }
@@ -75,8 +94,8 @@ class Worker:
         )
         self.step = 0
 
-    def open(self, name):
-        order = self.orders.take(name, None).order
+    def open(self, name, slot=-1):
+        order = self.orders.take(name, None, slot).order
         self.tracker.open(name, order, index=0, prompt_len=1, cached_prefix=0)
 
     def run(self, name, tokens, first=0):
@@ -142,9 +161,55 @@ def test_it_is_replaced_when_it_dies_and_drains_when_its_worker_does(worker):
     assert (ended.request_id, ended.reason, ended.emitted) == ("second", EndReason.LOST, (6, 6))
 
 
+def test_rows_wait_for_their_api_server_and_are_lost_with_it(worker):
+    TopicAdmin(worker.settings).apply(worker.plan)
+    worker.sidecar.start()
+    worker.sidecar.wait_ready(60)
+    teller = subprocess.Popen(
+        [sys.executable, "-c", TELL, worker.ring.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        worker.open("cut", int(teller.stdout.readline()))
+        worker.run("cut", 8)
+        worker.tracker.close("cut")
+        wait_until(lambda: len(worker.messages(ActivationBlock)) == 5, 60, "the rows of five tokens")
+        assert worker.messages(StreamEnded) == []
+    finally:
+        teller.kill()
+        teller.communicate()
+    ((ended),) = wait_until(lambda: worker.messages(StreamEnded), 60, "an end")
+    assert (ended.reason, ended.emitted, ended.dropped) == (EndReason.FINISHED, (5, 5), (3, 3))
+    # The next one is of nobody: it leaves at once.
+    worker.open("free")
+    worker.run("free", 3)
+    worker.tracker.close("free")
+    wait_until(lambda: len(worker.messages(StreamEnded)) == 2, 60, "another end")
+
+
 def test_what_it_cannot_do_stops_the_start_by_name(worker):
     worker.sidecar.start()
     began = time.monotonic()
     with pytest.raises(CaptureError, match=r"activations\.p"):
         worker.sidecar.wait_ready(60)
     assert time.monotonic() - began < 50
+
+
+@pytest.mark.parametrize("how", ["killed", "gone before", "closed its end"])
+def test_it_ends_soon_after_its_worker_whatever_it_waits_for(how):
+    owner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    if how == "gone before":
+        owner.kill()
+        owner.communicate()
+    publisher = subprocess.Popen([sys.executable, "-c", STUCK, str(owner.pid)], stdin=subprocess.PIPE)
+    try:
+        if how == "killed":
+            owner.kill()
+        elif how == "closed its end":
+            publisher.stdin.close()
+        assert publisher.wait(30) == 1
+    finally:
+        publisher.kill()
+        publisher.wait(10)
+        publisher.stdin.close()
+        owner.kill()
+        owner.communicate()

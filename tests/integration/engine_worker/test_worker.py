@@ -11,6 +11,7 @@ import pytest
 from undercurrent.codec import positions
 from undercurrent.kafka.client import Assignor
 from undercurrent.protocol.generations import Ruling
+from undercurrent.protocol.holdout import HoldoutRule
 from undercurrent.protocol.messages import (
     AckOutcome,
     ActivationBlock,
@@ -18,16 +19,20 @@ from undercurrent.protocol.messages import (
     BoundProbe,
     GenerationKind,
     GuardState,
+    Holdout,
     Outcome,
     ProbeHeartbeat,
     ProbeVerdict,
     PromptRequest,
+    Rollout,
+    RolloutChange,
     Sampling,
     StreamEnded,
     StreamStarted,
     VerdictAction,
     VerdictKind,
 )
+from undercurrent.protocol.rollouts import key_of
 from undercurrent.testing.engine_bench import EngineBench
 from undercurrent.testing.fake_engine import generated_text
 from undercurrent.topics import partition_of
@@ -130,6 +135,87 @@ def test_a_probes_command_for_another_attempt_is_stale(bench):
     assert worker.terminate() == 0, worker.tail()
 
 
+def test_a_probe_gone_mad_is_braked_until_it_is_resumed_and_a_restart_remembers(bench):
+    config = bench.configure(brake={"max_abort_share": 0.3, "window": 40, "min_requests": 10})
+    worker = bench.start_worker(config)
+    worker.wait_ready()
+
+    def let_loose(count):
+        ids = bench.send(["x"] * count, max_tokens=1200)
+        bench.wait(lambda: set(ids) <= bench.between_tokens(), "first tokens")
+        attempts = {request_id: claims[-1].attempt for request_id, claims in bench.starts().items()}
+        commands = [bench.abort(request_id, attempt=attempts[request_id], probe="mad") for request_id in ids]
+        acks = bench.wait(lambda: (a := bench.acks()) and set(commands) <= set(a) and a, "an answer to each")
+        return ids, [acks[command][0] for command in commands]
+
+    ids, acks = let_loose(20)
+    outcomes = [ack.outcome for ack in acks]
+    assert (outcomes.count(AckOutcome.APPLIED), outcomes.count(AckOutcome.BRAKED)) == (6, 14)
+    assert {ack.probe for ack in acks} == {"mad"}
+    finals = bench.wait_finals(ids)
+    ended = {ack.request_id: finals[ack.request_id][0].outcome for ack in acks}
+    assert all(
+        ended[ack.request_id] is (Outcome.ABORTED if ack.outcome is AckOutcome.APPLIED else Outcome.COMPLETED)
+        for ack in acks
+    )
+    bench.wait(lambda: 'undercurrent_engine_probe_braked{probe="mad"} 1.0' in worker.get("/metrics")[1], "the metric")
+    assert 'undercurrent_engine_abort_acks_total{outcome="braked"} 14.0' in worker.get("/metrics")[1]
+    assert worker.log.read_text().count("probe mad is braked") == 1
+
+    (kept,) = bench.send(["x"], max_tokens=4000)
+    bench.wait(lambda: kept in bench.between_tokens(), "first tokens")
+    bench.abort(kept)
+    (final,) = bench.wait_finals([kept])[kept]
+    assert final.outcome is Outcome.ABORTED, "an operator is not braked"
+
+    assert worker.terminate() == 0, worker.tail()
+    worker = bench.start_worker(config)
+    worker.wait_ready()
+    _, acks = let_loose(2)
+    assert [ack.outcome for ack in acks] == [AckOutcome.BRAKED] * 2
+    resumed = Rollout(probe="mad", sequence=1, entry_id="e", change=RolloutChange.RESUME, created_at_us=0)
+    bench.write(bench.plan.rollouts, 0, key_of(resumed), bench.codec.encode(resumed))
+    bench.wait(lambda: "probe mad is listened to again" in worker.log.read_text(), "the brake to be lifted")
+    ids, acks = let_loose(2)
+    assert [ack.outcome for ack in acks] == [AckOutcome.APPLIED] * 2
+    opened = [
+        m for (name, _), ms in bench.activations().items() if name in ids for m in ms if isinstance(m, StreamStarted)
+    ]
+    assert [message.rollouts for message in opened] == [1, 1]
+    assert worker.terminate() == 0, worker.tail()
+
+
+def test_a_holdout_runs_to_its_end_whatever_a_probe_says(bench):
+    rule = HoldoutRule(share=0.5, salt="ours")
+    worker = bench.start_worker(bench.configure(holdout_share=rule.share, holdout_salt=rule.salt))
+    worker.wait_ready()
+    ids = [f"held-{number}" for number in range(16)]
+    for request_id in ids:
+        sampling = Sampling(max_tokens=1200)
+        bench.send_request(PromptRequest(request_id=request_id, prompt="x", sampling=sampling, created_at_us=0))
+    bench.wait(lambda: set(ids) <= bench.between_tokens(), "first tokens")
+    attempts = {request_id: claims[-1].attempt for request_id, claims in bench.starts().items()}
+    commands = {name: bench.abort(name, attempt=attempts[name], probe="guard") for name in ids}
+    acks = bench.wait(lambda: (a := bench.acks()) and set(commands.values()) <= set(a) and a, "an answer to each")
+    held = [name for name in ids if rule.holds(name)]
+    assert 0 < len(held) < len(ids)
+    operated = bench.abort(held[0])
+    finals = bench.wait_finals(ids)
+    for name in ids:
+        (ack,), (final,) = acks[commands[name]], finals[name]
+        assert ack.outcome is (AckOutcome.HELD_OUT if name in held else AckOutcome.APPLIED)
+        aborted = name not in held or name == held[0]
+        assert final.outcome is (Outcome.ABORTED if aborted else Outcome.COMPLETED)
+        assert final.holdout == Holdout(share=0.5, held=name in held)
+        assert aborted or final.generated_tokens == 1200
+    assert finals[held[0]][0].abort.command_id == operated, "an operator's abort is applied"
+    count = f'undercurrent_engine_abort_acks_total{{outcome="held_out"}} {len(held)}.0'
+    bench.wait(lambda: count in worker.get("/metrics")[1], "the metric")
+    log = worker.log.read_text()
+    assert "no probe stops 0.5 of the requests" in log
+    assert worker.terminate() == 0, worker.tail()
+
+
 def test_bad_prompts_fail_with_a_reason_and_go_to_the_dead_letter_topic(bench):
     worker = bench.start_worker(bench.configure(engine={"kind": "fake", "args": {"max_model_len": 64}}))
     plan = bench.plan
@@ -174,6 +260,7 @@ def test_bad_prompts_fail_with_a_reason_and_go_to_the_dead_letter_topic(bench):
     assert dict(keyless.headers)["undercurrent.offset"] == str(homeless).encode()
     assert "misplaced" not in finals
     assert worker.terminate() == 0, worker.tail()
+    assert bench.audit(unjudged=plan.points) == []
 
 
 def test_a_repeated_id_is_answered_and_never_run_again_even_by_a_later_worker(bench):
@@ -234,7 +321,7 @@ def keep_beating(bench, stop):
             service="s",
             member="m",
             probes=(BoundProbe(probe="secret", point="residual", mode=BindingMode.ABORT),),
-            partitions=(0,),
+            partitions=(0, 1),
             sent_at_us=0,
         )
         bench.write(bench.plan.verdicts, 0, b"s", bench.codec.encode(beat))

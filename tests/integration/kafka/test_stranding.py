@@ -12,7 +12,7 @@ from undercurrent.kafka.records import Partition
 from undercurrent.kafka.stranding import is_stranded
 from undercurrent.testing.brokers import Broker
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.alone]
 
 NOWHERE = KafkaSettings(bootstrap_servers="127.0.0.1:1")
 
@@ -41,8 +41,9 @@ def test_a_bulk_publisher_waits_for_a_cluster_that_is_gone_and_not_where_only_it
         if waited_s > 0.5:
             raise EnoughError
 
-    with pytest.raises(EnoughError):
-        publisher.write(cycle, waiting=wait)
+    for mine in (cycle, {Partition("t", 0): [Outgoing(None, bytes(400_000))] * 3}):
+        with pytest.raises(EnoughError):
+            publisher.write(mine, waiting=wait)
     publisher._settings = apache_broker.settings()
     with pytest.raises(ProducerFatalError, match="lost its brokers"):
         publisher.write(cycle)

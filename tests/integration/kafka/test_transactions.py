@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -125,3 +126,22 @@ def test_an_uncommitted_reader_sees_what_a_committed_one_does_not(apache_broker:
     writer.close()
     assert _values(apache_broker, target) == [b"a", b"c"]
     assert set(_values(apache_broker, target, Isolation.READ_UNCOMMITTED)) >= {b"a", b"c"}
+
+
+def test_what_lies_behind_an_open_transaction_of_somebody_else_is_waited_for(
+    apache_broker: Broker, topic_prefix: str
+) -> None:
+    topic = make_topic(apache_broker, topic_prefix, 1)
+    hung, done = _writer(apache_broker, topic_prefix + ".hung"), _writer(apache_broker, topic_prefix + ".done")
+    hung.begin()
+    hung.produce(topic, b"undecided", partition=0)
+    lookup = OffsetLookup(apache_broker.settings())
+    wait_until(lambda: lookup.end([(topic, 0)])[Partition(topic, 0)] > 0, 10.0, "the first record")
+    done.begin()
+    done.produce(topic, b"state", partition=0)
+    done.commit()
+    threading.Timer(2.0, hung.abort).start()
+    where = {(topic, 0): 0}
+    with AssignedReader(apache_broker.settings(), where, isolation=Isolation.READ_COMMITTED) as reader:
+        assert list(reader.read_to_end(10.0)) == []
+        assert [record.value for record in reader.read_to_end(30.0, undecided=True)] == [b"state"]

@@ -69,7 +69,7 @@ def pipeline(broker, topic_prefix, tmp_path):
     tokenizer.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
     for name in NAMES:
         prompt = PromptRequest(
-            request_id=name, prompt="hi", sampling=Sampling(), metadata={"user": name[1]}, created_at_us=1
+            request_id=name, prompt=f"hi {name}", sampling=Sampling(), metadata={"user": name[1]}, created_at_us=1
         )
         made.write("prompts", name, CODEC.encode(prompt))
         text = f"said {name}"
@@ -150,3 +150,52 @@ def test_only_the_requests_named_are_exported(pipeline):
     pipeline.run("dataset", "export", "d", "--request", "r1", "--request", "r6", "--point", "residual")
     assert sorted(evaluation.load(pipeline.folder / "d").requests.request_id) == ["r1", "r6"]
     assert "no extraction point 'other'" in pipeline.run("dataset", "export", "e", "--point", "other", code=1)
+
+
+def test_a_probe_is_trained_and_judged_from_a_topic_as_from_its_dataset(pipeline):
+    rows = [{"request_id": name, "value": "positive" if int(name[1]) % 2 else "negative"} for name in NAMES]
+    (pipeline.folder / "l.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    pipeline.run("labels", "import", "l.jsonl", "--name", "bad", "--source", "ann")
+    options = ("--label", "bad", "--kind", "mean-difference", "--layers", "2", "--aggregation", "max", "--fpr", "0.5")
+    split = ("--split", "0.6,0.4,0", "--salt", "b")
+    told = pipeline.run("probe", "train", "topic:residual", "--out", "p", *options, *split, "--dataset", "kept")
+    assert "p: mean-difference, layer 2 of residual_stream" in told
+    pipeline.run("probe", "train", "kept", "--out", "q", "--name", "p", *options, configured=False)
+    files = [(pipeline.folder / name / "probe.safetensors").read_bytes() for name in ("p", "q")]
+    assert files[0] == files[1]
+
+    few = ("--label", "bad", "--rounds", "100", "--no-baselines")
+    parts = ("--split", "0,0,1")
+    told = pipeline.run("probe", "evaluate", "p", "topic:residual", "--out", "r", *few, *parts, code=1)
+    assert "needs >= 10 positives, has 4" in told
+    assert json.loads((pipeline.folder / "p/metrics.json").read_text())["test"]["dataset"]["path"] == "topic:residual"
+    kept = ("--dataset", "judged", *parts)
+    pipeline.run("probe", "compare", "p", "q", "topic:residual", "--out", "c", *few[:4], *kept)
+    pipeline.run("probe", "evaluate", "p", "judged", "--out", "t", *few, configured=False, code=1)
+    folders = [pipeline.folder / name for name in ("r", "c/first", "c/second", "t")]
+    reports = [json.loads((folder / "report.json").read_text()) for folder in folders]
+    assert [report["split"]["test_reads"] for report in reports] == [1, 1, 2, 3]
+    assert len({json.dumps(report["operating"][0]) for report in reports}) == 1
+
+    def precision(source, *more, configured=True):
+        asked = ("p", source, "--label", "bad", "--json")
+        told = pipeline.run("probe", "precision", *asked, *more, configured=configured)
+        (found,) = (json.loads(line) for line in told.splitlines() if line.startswith("{"))
+        return found
+
+    found = precision("topic:residual", *split)
+    assert found == precision("kept", configured=False)
+    sizes = {row["name"]: row["bytes_per_token"]["values"] for row in found["encodings"]}
+    # Two layers of 4 elements, and a scale each.
+    assert sizes["int8"] == 2 * (4 + 4)
+    assert found["requests"] > 0
+
+    drifts = [
+        json.loads(told[told.index("{") :])
+        for told in (
+            pipeline.run("probe", "drift", "p", "topic:residual", "--json"),
+            pipeline.run("probe", "drift", "p", "kept", "--json", configured=False),
+        )
+    ]
+    assert drifts[0] == drifts[1]
+    assert drifts[0]["requests_left"] > 0

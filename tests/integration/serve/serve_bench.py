@@ -8,23 +8,36 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import openai
 import psutil
 import yaml
 
+from undercurrent.adapters.vllm.server_settings import server_config
 from undercurrent.kafka.admin import TopicAdmin
+from undercurrent.kafka.client import Isolation
+from undercurrent.kafka.reader import AssignedReader
 from undercurrent.kafka.settings import KafkaSettings
 from undercurrent.probes import LinearProbe
-from undercurrent.protocol.messages import ActivationBlock, ControlAck, StreamEnded, StreamStarted
+from undercurrent.protocol.messages import (
+    ActivationBlock,
+    ControlAck,
+    ProbeVerdict,
+    StreamEnded,
+    StreamStarted,
+    VerdictKind,
+)
 from undercurrent.service.processes import tied_command
 from undercurrent.testing.app_process import AppProcess
-from undercurrent.testing.brokers import free_port
+from undercurrent.testing.canaries import CANARIES, CANARY_ENVIRONMENT, canary_section
 from undercurrent.testing.engine_bench import EngineBench
+from undercurrent.testing.servers import free_port
 from undercurrent.testing.waiting import wait_until
 
 WIDTH, LAYER = 64, 2
@@ -33,6 +46,7 @@ START_S = 240
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 HERE = Path(__file__).parent
 ENVIRONMENT = {
+    **CANARY_ENVIRONMENT,
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
     "VLLM_LOGGING_LEVEL": "INFO",
@@ -79,12 +93,25 @@ class Server:
     def running(self) -> bool:
         return self._process.poll() is None
 
+    def family(self) -> list[psutil.Process]:
+        """Return the server's processes, the first one included."""
+        first = psutil.Process(self._process.pid)
+        found = [first, *first.children(recursive=True)]
+        return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+
+    def api_servers(self) -> list[psutil.Process]:
+        """Return its API-server processes, by number."""
+        named = [(" ".join(process.cmdline()), process) for process in self.family()]
+        return [process for title, process in sorted(named, key=lambda n: n[0]) if "APIServer_" in title]
+
+    def wait(self, timeout_s: float) -> int:
+        return self._process.wait(timeout_s)
+
     def tail(self, lines: int = 60) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
-    def terminate(self) -> int:
+    def terminate(self) -> None:
         self._process.terminate()
-        return self._process.wait(60)
 
     def close(self) -> None:
         for process in [*psutil.Process(self._process.pid).children(recursive=True)] if self.running else []:
@@ -95,7 +122,7 @@ class Server:
 
 
 class ServeBench(EngineBench):
-    """Topics for two points, `residual` and `mlp`, a server, and hosts that judge `mlp`.
+    """Topics for three points, `residual`, `mlp` and `last`, a server, and hosts that judge the first two.
 
     Args:
         settings: the connection.
@@ -105,14 +132,16 @@ class ServeBench(EngineBench):
 
     def __init__(self, settings: KafkaSettings, folder: Path, model: Path) -> None:
         super().__init__(settings, folder, partitions=2, layers=(LAYER,))
-        self.plan = dataclasses.replace(self.plan, points=("residual", "mlp"))
+        self.plan = dataclasses.replace(self.plan, points=("residual", "mlp", "last"))
         TopicAdmin(settings).apply(self.plan)
         points = yaml.safe_load((folder / "points.yaml").read_text())
         residual = points["extraction_points"][0]
         points["extraction_points"].append({**residual, "name": "mlp", "tensor_type": "mlp_out"})
+        points["extraction_points"].append({**residual, "name": "last", "position": "generated[-1]"})
         self._write_yaml("points.yaml", points)
         self._model = model
         self._hosts: list[AppProcess] = []
+        self.began_s = time.time()
         self.servers: list[Server] = []
 
     def __exit__(self, *_: object) -> None:
@@ -122,7 +151,7 @@ class ServeBench(EngineBench):
 
     def _shared(self) -> dict[str, Any]:
         return {
-            "kafka": {"bootstrap_servers": self.settings.bootstrap_servers, **self.settings.options},
+            "kafka": canary_section(self.settings, self.folder),
             "topics": {
                 "prefix": self.plan.prefix,
                 "prompt_partitions": self.plan.prompt_partitions,
@@ -153,20 +182,24 @@ class ServeBench(EngineBench):
         return self.servers[-1]
 
     def start_host(self) -> AppProcess:
-        """Start a probe host that stops every stream of `mlp` at its first row."""
-        LinearProbe.from_arrays(
-            [0.0] * WIDTH, 0.0, layer=LAYER, tensor_type="mlp_out", threshold=-1.0, name="loud"
-        ).save(self.folder / "loud")
+        """Start a probe host that stops every stream of `mlp` at its first row, and scores those of `residual`."""
+        for name, tensor_type, threshold in (("loud", "mlp_out", -1.0), ("quiet", "residual_stream", 1e9)):
+            LinearProbe.from_arrays(
+                [0.5] * WIDTH, 0.0, layer=LAYER, tensor_type=tensor_type, threshold=threshold, name=name
+            ).save(self.folder / name)
         path = self._write_yaml(
             "host.yaml",
             {
                 **self._shared(),
                 "service": {"name": "probes"},
                 "from": "earliest",
-                "bindings": [{"name": "loud", "point": "mlp", "probe": "./loud", "mode": "abort"}],
+                "bindings": [
+                    {"name": "loud", "point": "mlp", "probe": "./loud", "mode": "abort"},
+                    {"name": "quiet", "point": "residual", "probe": "./quiet", "mode": "flag"},
+                ],
             },
         )
-        self._hosts.append(AppProcess("probe_consumers", path, self.folder / "host.log"))
+        self._hosts.append(AppProcess("probe_consumers", path, self.folder / "host.log", CANARY_ENVIRONMENT))
         return self._hosts[-1]
 
     def streams(self, point: str = "residual") -> dict[tuple[str, int, int], list[Any]]:
@@ -188,6 +221,14 @@ class ServeBench(EngineBench):
 
         return self.wait(ended, f"the end of {answer_id} at {point}")
 
+    def results(self) -> dict[str, ProbeVerdict]:
+        """Return the last word of the quiet probe on each request."""
+        topic = self.plan.verdicts
+        with AssignedReader(self.settings, {(topic, 0): 0}, isolation=Isolation.READ_COMMITTED) as reader:
+            found = [self.codec.decode(record.value) for record in reader.read_to_end(30.0)]
+        said = [message for message in found if isinstance(message, ProbeVerdict)]
+        return {v.request_id: v for v in said if v.probe == "quiet" and v.kind is VerdictKind.RESULT}
+
     def publisher(self) -> psutil.Process:
         """Return the publisher process of this server's only worker, wherever it lives."""
         found = []
@@ -205,6 +246,19 @@ class ServeBench(EngineBench):
 
     def acks_of(self, request_id: str) -> list[ControlAck]:
         return [ack for acks in self.acks().values() for ack in acks if ack.request_id == request_id]
+
+    def host_processes(self) -> list[psutil.Process]:
+        return [psutil.Process(host.pid) for host in self._hosts]
+
+    def log_texts(self) -> dict[str, str]:
+        """Return everything that the server, its publishers and the hosts have printed, whole."""
+        return {str(p.log): p.log.read_text(errors="replace") for p in [*self.servers, *self._hosts]}
+
+    def capture_secrets(self) -> tuple[object, ...]:
+        """Return the secrets that the server's settings hold, as it reads them."""
+        with patch.dict(os.environ, CANARY_ENVIRONMENT):
+            options = server_config(self.folder / "capture.yaml").kafka.options
+        return tuple(options[key] for key in CANARIES)
 
     def logs(self) -> str:
         return "\n".join(f"--- {process.log}\n{process.tail()}" for process in [*self.servers, *self._hosts])

@@ -13,10 +13,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from serve_bench import ServeBench, complete, ordered
 
-from undercurrent.protocol.messages import AckOutcome
+from undercurrent.protocol.messages import AckOutcome, EndReason
 from undercurrent.testing.tiny_models import build_tiny_model
 
-pytestmark = [pytest.mark.kafka, pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.vllm, pytest.mark.timeout(600), pytest.mark.alone]
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +78,18 @@ def test_an_id_used_again_is_a_later_attempt_and_one_in_use_is_not_shared(bench,
     command = bench.abort("mine", attempt=first[0])
     (ack,) = bench.wait(lambda: bench.acks().get(command), "an answer")
     assert ack.outcome is AckOutcome.TOO_LATE
+
+
+def test_a_server_that_is_asked_to_end_leaves_no_stream_without_an_end(bench, server):
+    publisher = bench.publisher()
+    with ThreadPoolExecutor(1) as pool:
+        # A server waits for its connections: this client gives up on an answer that never comes.
+        asked = {"max_tokens": 3000, "extra_body": {"ignore_eos": True}, "timeout": 30.0}
+        running = pool.submit(complete, server, "Cut off", **asked)
+        bench.wait(lambda: bench.metric("undercurrent_publisher_open_streams") > 0, "its stream")
+        server.terminate()
+        assert running.exception(120) is not None
+    server.wait(120)
+    publisher.wait(30)
+    newest = max(bench.streams().values(), key=lambda messages: messages[0].started_at_us)
+    assert newest[-1].reason in (EndReason.LOST, EndReason.FINISHED)

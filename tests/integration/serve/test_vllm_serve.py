@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -14,13 +16,14 @@ import pytest
 pytest.importorskip("vllm")
 sys.path.insert(0, str(Path(__file__).parent))
 
-from serve_bench import HERE, LAYER, ServeBench, client_of, complete, ordered
+from serve_bench import HERE, LAYER, WIDTH, ServeBench, client_of, complete, ordered
 
-from undercurrent.codec import as_array, positions
+from undercurrent.codec import as_array, positions, token_ids
 from undercurrent.protocol.messages import AckOutcome, EndReason, EngineStarted, PublisherStarted
+from undercurrent.testing.canaries import CANARIES, command_lines, found_canaries
 from undercurrent.testing.tiny_models import build_tiny_model
 
-pytestmark = [pytest.mark.kafka, pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.vllm, pytest.mark.timeout(600), pytest.mark.alone]
 
 
 @pytest.fixture(scope="module")
@@ -153,8 +156,11 @@ def test_what_hostile_clients_send_by_the_hundred_changes_nobody_elses_stream(be
     def attack(number):
         name = (b"same", b"x" * 4000, b"0_same", b"\xe9\xff\x80", b"a\tb", b"sha256-")[number % 6]
         asked = {"model": "tiny", "prompt": "attack", "max_tokens": 2, "temperature": 0}
-        asked["vllm_xargs"] = {"undercurrent": HOSTILE[number % len(HOSTILE)]}
-        answer = httpx.post(f"{server.url}/v1/completions", json=asked, headers={b"X-Request-Id": name}, timeout=60)
+        asked["vllm_xargs"] = {"undercurrent": HOSTILE[number % len(HOSTILE)], "undercurrent.slot": number}
+        # Without that header the id is the body's, where it may be anything.
+        asked["request_id"] = ("line\nbreak", "y" * 100_000, "a\x00b")[number % 3]
+        headers = {} if number % 5 == 0 else {b"X-Request-Id": name}
+        answer = httpx.post(f"{server.url}/v1/completions", json=asked, headers=headers, timeout=60)
         return answer.raise_for_status().json()
 
     with ThreadPoolExecutor(8) as pool:
@@ -174,6 +180,110 @@ def test_what_hostile_clients_send_by_the_hundred_changes_nobody_elses_stream(be
     # Static capture cannot be got rid of: each of them has a stream of its own all the same.
     prompts = [messages[0].prompt_len for messages in bench.streams().values()]
     assert prompts.count(answers[0]["usage"]["prompt_tokens"]) == len(attacks)
+
+
+def test_no_row_behind_a_stop_string_is_published(bench, server):
+    """The API server finds it, late here, while the engine computes on: those tokens no client was told."""
+    asked = {
+        "model": "tiny", "prompt": "Where does it end?", "temperature": 1, "seed": 7, "extra_body": {"ignore_eos": True}
+    }  # fmt: skip
+    whole = complete(server, **{key: value for key, value in asked.items() if key != "model"}, max_tokens=300)
+    text, prompt = whole.choices[0].text, whole.usage.prompt_tokens
+    half = len(text) // 2
+    # Each ends in its own place, and late enough.
+    stops = [s for s in (text[at : at + 5] for at in range(half, len(text) - 5, 7)) if text.index(s) >= half][:4]
+    held, past = "undercurrent_publisher_held_bytes", "undercurrent_publisher_rows_past_end_total"
+    before = bench.metric(past)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(client_of(server)) for _ in stops]
+        options = {"stream": True, "max_tokens": 3000, "stream_options": {"include_usage": True}}
+        running = [
+            client.completions.create(**asked, **options, stop=stop)
+            for client, stop in zip(clients, stops, strict=True)
+        ]
+        first = [next(iter(stream)) for stream in running]
+        for process in server.api_servers():
+            process.suspend()
+        try:
+            bench.wait(lambda: bench.metric(held) > 4 * 400 * 4 * WIDTH, "rows that nobody confirms")
+        finally:
+            for process in server.api_servers():
+                process.resume()
+        rest = [list(stream) for stream in running]
+    stopped = 0
+    for begun, chunks in zip(first, rest, strict=True):
+        stopped += "stop" in {chunk.choices[0].finish_reason for chunk in chunks if chunk.choices}
+        told = chunks[-1].usage.completion_tokens
+        where, _ = rows_of(bench.stream(begun.id))
+        assert where.tolist() == list(range(len(where)))
+        assert prompt + told - 1 <= len(where) <= prompt + told, "every row of what the client was told, none behind it"
+    assert stopped >= 2
+    assert bench.metric(past) - before > stopped * 50
+    assert bench.wait(lambda: bench.metric(held) == 0, "nothing that waits")
+
+
+def test_the_last_position_is_the_one_that_the_client_was_told_last(bench, server):
+    whole = complete(server, "Which was the last?", max_tokens=60)
+    stop = whole.choices[0].text[30:34]
+    for ends in ({"max_tokens": 20}, {"max_tokens": 60, "stop": stop}):
+        answer = complete(server, "Which was the last?", extra_body=ordered(points=["last"]), **ends)
+        where, rows = rows_of(bench.stream(answer.id))
+        ((last,), (row,)) = rows_of(bench.stream(answer.id, "last"))
+        assert last == answer.usage.prompt_tokens + answer.usage.completion_tokens - 2
+        assert np.array_equal(row, rows[where.tolist().index(last)])
+
+
+def test_clients_that_go_away_leave_streams_that_end_with_what_they_were_told(bench, server):
+    """Fifty in a row, each in mid-stream: no request goes on, no stream stays open, no memory stays taken."""
+    prompt = "Somebody reads this for a while."
+    whole = complete(server, prompt, max_tokens=400, extra_body={"ignore_eos": True, "return_token_ids": True})
+    expected = [*whole.choices[0].prompt_token_ids, *whole.choices[0].token_ids]
+    first, sizes = whole.usage.prompt_tokens, []
+    ids = []
+    for number in range(50):
+        with client_of(server) as client:
+            stream = client.completions.create(
+                model="tiny",
+                prompt=prompt,
+                max_tokens=4000,
+                temperature=0,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            chunks = [chunk for chunk, _ in zip(stream, range(2 + number % 7), strict=False)]
+            ids.append(chunks[0].id)
+            stream.close()
+        if number % 25 == 24:
+            sizes.append(sum(process.memory_info().rss for process in server.family()))
+    streams = [bench.stream(answer_id) for answer_id in ids]
+    for number, messages in enumerate(streams):
+        where, _ = rows_of(messages)
+        assert messages[-1].reason is EndReason.FINISHED
+        assert first + 1 + number % 7 <= len(where) < first + 400
+        assert where.tolist() == list(range(len(where)))
+        tokens = np.concatenate([token_ids(block) for block in messages[1:-1]])
+        assert tokens.tolist() == expected[: len(where)]
+    judged = bench.wait(
+        lambda: (said := bench.results()).keys() >= {m[0].request_id for m in streams} and said, "every verdict"
+    )
+    for messages in streams:
+        verdict = judged[messages[0].request_id]
+        assert (verdict.scored, verdict.missing, verdict.complete) == (messages[-1].emitted[0], 0, True)
+    bench.wait(lambda: bench.metric("undercurrent_publisher_open_streams") == 0, "no open stream")
+    pages = bench.wait(lambda: (page := metrics_of(server)) and idle(page) and page, "an idle engine")
+    assert "kv_cache_usage_perc" in pages
+    assert sizes[1] - sizes[0] < 48 << 20, f"25 more clients took {(sizes[1] - sizes[0]) >> 20} MiB"
+
+
+def metrics_of(server):
+    return httpx.get(f"{server.url}/metrics", timeout=10).text
+
+
+def idle(page):
+    """Whether vLLM's own page says that nothing runs, waits, or has memory."""
+    names = ("vllm:num_requests_running", "vllm:num_requests_waiting{", "vllm:kv_cache_usage_perc")
+    values = [float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith(names)]
+    return bool(values) and not any(values)
 
 
 def test_a_foreign_extension_has_its_place(bench, server):
@@ -202,13 +312,32 @@ def test_a_publisher_that_dies_is_replaced_and_the_engine_serves_on(bench, serve
     assert names == {"chat-0.dp0", "chat-0.api0", "chat-0.api1"}
 
 
-def test_a_server_that_is_asked_to_end_leaves_no_stream_without_an_end(bench, server):
+def test_no_secret_stands_in_any_log_page_command_line_or_file(bench, server):
+    """The settings hold a password from a file, one as it is, and a token from the environment."""
+    assert bench.capture_secrets() == tuple(CANARIES.values()), "the settings do not hold what is looked for"
+    pages = [metrics_of(server), httpx.get(f"http://127.0.0.1:{bench.metrics_port}/metrics", timeout=10).text]
+    processes = [*server.family(), bench.publisher(), *bench.host_processes()]
+    commands = command_lines(process.pid for process in processes)
+    assert "engine_worker.sidecar" in commands
+    texts = {"pages": "\n".join(pages), "command lines": commands, **bench.log_texts()}
+    cache = Path(os.environ.get("VLLM_CACHE_ROOT", Path.home() / ".cache/vllm"))
+    touched = [path for path in cache.rglob("*") if path.is_file() and path.stat().st_mtime > bench.began_s]
+    files = {str(path): path.read_bytes() for path in touched if path.stat().st_size}
+    assert found_canaries({**texts, **files}) == []
+
+
+def test_an_api_server_that_is_killed_leaves_nothing_that_waits_for_it(bench, server):
+    """Nobody says any more how long its requests are: what waited for that is lost, declared, and ended."""
     publisher = bench.publisher()
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(complete, server, "Cut off", max_tokens=3000, extra_body={"ignore_eos": True})
-        bench.wait(lambda: bench.metric("undercurrent_publisher_open_streams") > 0, "its stream")
-        server.terminate()
-        running.exception(60)
-    publisher.wait(30)
-    newest = max(bench.streams().values(), key=lambda messages: messages[0].started_at_us)
-    assert newest[-1].reason in (EndReason.LOST, EndReason.FINISHED)
+    with ThreadPoolExecutor(8) as pool:
+        asked = {"max_tokens": 3000, "extra_body": {"ignore_eos": True}}
+        running = [pool.submit(complete, server, "Cut off", **asked) for _ in range(8)]
+        bench.wait(lambda: bench.metric("undercurrent_publisher_open_streams") == 8, "their streams")
+        server.api_servers()[1].kill()
+        assert server.wait(60) != 0
+        assert all(future.exception(60) for future in running)
+    publisher.wait(40)
+    newest = sorted(bench.streams().values(), key=lambda messages: messages[0].started_at_us)[-8:]
+    for messages in newest:
+        assert messages[-1].reason in (EndReason.LOST, EndReason.FINISHED)
+        assert len(messages) < 3000

@@ -88,6 +88,32 @@ def distance(row: np.ndarray, expected: np.ndarray) -> tuple[np.ndarray, np.ndar
     return np.linalg.norm(row - expected, axis=-1) / size, abs(norm / size - 1)
 
 
+def by_id(rows: np.ndarray) -> np.ndarray:
+    """Return the experts of each token in the order of their ids: a router may name them in any."""
+    return np.take_along_axis(rows, np.argsort(rows[..., :1, :], axis=-1), axis=-1)
+
+
+def tensor_problems(
+    name: str, rows: np.ndarray, positions: Sequence[int], truth: Mapping[str, np.ndarray]
+) -> list[int]:
+    """Return the positions at which some layer's row is not what it should be.
+
+    Args:
+        name: key of `truth`. Rows of `experts` are ids and weights; those of `kv` are one vector a head.
+        rows: captured, [tokens, layers, *shape of a row].
+        positions: of the rows.
+        truth: by name, what they are compared with, by position.
+    """
+    wanted = truth[name][positions]
+    if name == "experts":
+        rows, wanted = by_id(rows), by_id(wanted)
+        right = (rows[..., 0, :] == wanted[..., 0, :]) & np.isclose(rows[..., 1, :], wanted[..., 1, :], atol=1e-5)
+        return [p for p, ok in zip(positions, right, strict=True) if not ok.all()]
+    axes = (-1,) if name == "kv" else tuple(range(2, rows.ndim))
+    error = np.linalg.norm(rows - wanted, axis=axes) / np.linalg.norm(wanted, axis=axes)
+    return [p for p, off in zip(positions, error, strict=True) if not off.max() <= BOUNDS["float32"].error]
+
+
 @dataclass(frozen=True)
 class Finished:
     """A request with all that is to be compared.

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from every_point import every_points, expert_model, load
 from inprocess import Ask, Capturing
 from lora import build_adapter
 from scenarios import Ahead, crowded, main, mixed, prompts, run, stopped
@@ -80,6 +81,13 @@ def adapters(model: str) -> dict[str, Any]:
         }
 
 
+def every(model: str, kind: type[Capturing] = Capturing) -> dict[str, Any]:
+    """Every tensor, selector and encoding, of a model with experts."""
+    experts = expert_model(model)
+    points = every_points(experts)
+    return run(str(experts), load(allowed_token_ids=None), kind, points=points, environment=ON_V2) | {"points": points}
+
+
 def scenarios() -> dict[str, Any]:
     on_v2 = partial(run, environment=ON_V2)
     ahead = partial(on_v2, kind=Ahead)
@@ -90,6 +98,8 @@ def scenarios() -> dict[str, Any]:
         "warmed": warmed,
         "cached": cached,
         "adapters": adapters,
+        "every": every,
+        "async every": partial(every, kind=Ahead),
         "async mixed": lambda model: ahead(model, mixed()),
         "async crowded": lambda model: ahead(model, crowded(), **CROWD),
         "async stopped": lambda model: ahead(model, stopped()),

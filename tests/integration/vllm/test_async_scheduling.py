@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from every_point import Reference, every_points, expert_model, load, stops_met, wrong_rows
 from inprocess import Ask
 from parity import problems
 from scenarios import Ahead, crowded, mixed, stopped, watch
@@ -32,6 +33,18 @@ def check(runs, oracle):
             assert problems(run.streams, run.sequence, len(run.prompt), oracle.activations(run.sequence)) == [], name
         for stream in run.streams.values():
             assert (stream.closed.reason, stream.losses) == ("finished", [])
+
+
+# First: vLLM makes the groups of processes that experts need for the first engine of a process alone.
+def test_every_tensor_selector_and_encoding_a_step_ahead_is_that_of_a_plain_engine(models):
+    model = expert_model(models["llama"])
+    points = every_points(model)
+    with Ahead(model, points) as engine:
+        runs = engine.run(load())
+        assert engine.log.faults == []
+    with Reference.of(model) as reference:
+        assert wrong_rows(runs, points, reference) == []
+    assert stops_met(runs) >= 3
 
 
 def test_rows_match_transformers(ahead, oracle):
@@ -69,7 +82,7 @@ def test_a_request_whose_input_goes_on_loses_its_capture_and_runs(ahead):
 
     def more(step):
         if step == 4:
-            live = [name for name in runtime._tracker._requests if name.startswith("session")]
+            live = [name for name in runtime._tracker._table.by_id if name.startswith("session")]
             runtime._open(SimpleNamespace(req_id=live[0]))
 
     run = ahead.run([Ask("session", [1, 2, 3], params={"max_tokens": 20})], each_step=more)["session"]

@@ -189,6 +189,10 @@ def _break_step(worker, what):
     runtime = compat.runtime_of(worker)
     if what == "tracker":
         target, name = runtime._tracker, "step"
+    elif what == "open":
+        target, name = runtime._tracker._tails, "open"
+    elif what == "close":
+        target, name = runtime._tracker, "close"
     elif what == "runner":
         target, name = runtime._runner, "batch"
     else:
@@ -213,6 +217,22 @@ def test_a_capture_error_ends_the_capture_and_not_the_request(llama, models, wha
         assert stream.closed.reason == "capture_error"
         assert f"injected into the {what}" in stream.closed.detail
         assert stream.positions == []
+    assert llama.ring.stats().capture_errors == before + 1
+    assert fine(llama, models, f"after-{what}")
+
+
+@pytest.mark.parametrize("what", ["open", "close"])
+def test_an_error_while_one_request_comes_or_goes_ends_the_capture_of_that_one(llama, models, what):
+    before = llama.ring.stats().capture_errors
+    llama.on_worker(_break_step, what)
+    names = (f"{what}-first", f"{what}-second")
+    requests = [llama.request(name, PROMPT, max_tokens=8 + 8 * n) for n, name in enumerate(names)]
+    runs = llama.run(requests)
+    assert [run.deltas[-1].finish_reason for run in runs.values()] == ["length"] * 2
+    # Nothing of the first was opened when its first stream broke: it is told as a fault.
+    first = {key[2]: s.closed.reason for key, s in llama.streams.items() if key[0] == names[0]}
+    assert set(first.values()) == (set() if what == "open" else {"capture_error"})
+    assert {s.closed.reason for s in captured_of(llama, names[1]).values()} == {"finished"}
     assert llama.ring.stats().capture_errors == before + 1
     assert fine(llama, models, f"after-{what}")
 

@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from undercurrent.testing.canaries import CANARY_ENVIRONMENT, found_canaries
+
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 TOLERANCE = 1e-4
@@ -32,7 +34,13 @@ class Runs:
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder = folder
         self.log = ""
-        environment = {**os.environ, "VLLM_CACHE_ROOT": str(folder / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment = {
+            **os.environ,
+            **CANARY_ENVIRONMENT,
+            "VLLM_CACHE_ROOT": str(folder / "cache"),
+            "VLLM_LOGGING_LEVEL": "DEBUG",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
         for names in (COLD, WARM):
             asked = [
                 {
@@ -101,6 +109,14 @@ def test_what_is_hashed_and_logged_names_the_taps_alone(runs):
     assert list(cold["undercurrent"]) == ["taps"]
     assert "residual_stream/3/h + r/float32/64" in cold["undercurrent"]["taps"]
     assert str(runs.folder) not in str(cold)
+
+
+def test_no_file_of_the_cache_and_no_line_of_the_log_holds_a_secret_or_says_where_the_settings_lie(runs):
+    files = {str(path): path.read_bytes() for path in (runs.folder / "cache").rglob("*") if path.is_file()}
+    files = {name: data for name, data in files.items() if data}
+    assert any("computation_graph" in name for name in files)
+    assert found_canaries({"log": runs.log, **files}) == []
+    assert [name for name, data in files.items() if b"capture.json" in data] == []
 
 
 def test_a_graph_from_the_cache_that_has_no_taps_is_refused(runs):

@@ -22,7 +22,7 @@ from harness import POINTS, Harness, point
 from undercurrent.adapters.vllm.priority import NICE_ON_CPU
 from undercurrent.errors import CaptureError, ConfigError, EngineDeadError
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300), pytest.mark.alone]
 
 
 def children():
@@ -66,6 +66,8 @@ def test_what_capture_does_not_support_is_refused_by_name_before_anything_starts
 
 def test_what_a_cpu_never_configures_is_refused_by_name_too(models):
     """vLLM itself turns these off here, so the decision is asked for directly."""
+    from vllm.config import CUDAGraphMode
+
     from undercurrent.adapters.vllm import compat
 
     harness = Harness(models["llama"])
@@ -84,6 +86,16 @@ def test_what_a_cpu_never_configures_is_refused_by_name_too(models):
         config.parallel_config.enable_dbo = True
         with pytest.raises(CaptureError, match="micro-batching"):
             compat.check_supported(config, v2_runner=True, allow_untested=True)
+        config.parallel_config.enable_dbo = False
+        for mode, v2_runner, reason in (
+            (CUDAGraphMode.FULL_AND_PIECEWISE, False, "CUDA graphs of whole steps"),
+            (CUDAGraphMode.FULL_DECODE_ONLY, True, "CUDA graphs of whole steps"),
+            (CUDAGraphMode.PIECEWISE, True, "CUDA graphs on the V2 model runner"),
+        ):
+            config.compilation_config.cudagraph_mode = mode
+            with pytest.raises(CaptureError, match=reason):
+                compat.check_supported(config, v2_runner=v2_runner, allow_untested=True)
+        compat.check_supported(config, v2_runner=False, allow_untested=True)
     finally:
         harness.close()
 

@@ -6,22 +6,23 @@ the self-check has, so this works with capture and only with it.
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
-import yaml
+from every_point import STOP, Reference, every_points, expert_model, stops_met, wrong_rows
 from harness import LAYERS, MAX_LEN, WIDTH
-from inprocess import Ask, Capturing
+from inprocess import Ran
 
 from undercurrent.codec import as_array, positions, token_ids
-from undercurrent.kafka.client import Isolation
-from undercurrent.kafka.reader import AssignedReader
 from undercurrent.probes import LinearProbe
-from undercurrent.protocol.messages import ProbeVerdict, StreamStarted, VerdictKind
+from undercurrent.protocol.messages import ProbeVerdict, PromptRequest, Sampling, StreamStarted, VerdictKind
 from undercurrent.protocol.streams import Arrived, Closed, StreamTable
 from undercurrent.testing.app_process import AppProcess
 from undercurrent.testing.engine_bench import EngineBench
 
-pytestmark = [pytest.mark.vllm, pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.kafka, pytest.mark.timeout(300), pytest.mark.alone]
 
 ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "0|1",
@@ -37,6 +38,7 @@ ARGS = {
     "max_num_batched_tokens": 48,
     "block_size": 32,
 }
+TOKENS = 16
 ON_LAYERS = {"first": 1, "last": 3}
 """A probe on a layer of each stage."""
 
@@ -45,96 +47,132 @@ def direction(layer):
     return np.random.default_rng(layer).normal(size=WIDTH).astype(np.float32)
 
 
-@pytest.fixture
-def host(apache_broker, tmp_path, request):
-    """A probe host, and the bench whose topics it reads."""
-    with EngineBench(apache_broker.settings(), tmp_path, layers=tuple(range(LAYERS)), partitions=1) as bench:
+@pytest.fixture(scope="module")
+def model(models):
+    return expert_model(models["llama"])
+
+
+@pytest.fixture(scope="module")
+def points(model):
+    return every_points(model, inputs=(0, 1, 3))
+
+
+@pytest.fixture(scope="module")
+def reference(model):
+    """One engine in this process that computes what two stages did."""
+    with Reference.of(model) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def alone(reference):
+    """Requests as one engine runs them, one longer than a step; in the texts of most a stop token is generated."""
+    random = np.random.default_rng(3)
+    prompts = [random.integers(STOP - 9, STOP + 9, length).tolist() for length in (70, 5, 20, 9) * 6]
+    runs = reference.generate(prompts, TOKENS)
+    stopped = [run for run in runs if STOP in run.token_ids[0][:-2]]
+    assert len(stopped) >= 2, "no stop token is ever generated: choose other prompts"
+    return [runs[0], *stopped[:3]]
+
+
+@pytest.fixture(scope="module")
+def bench(apache_broker, tmp_path_factory, points):
+    """A probe host, and the topics that it reads."""
+    folder = tmp_path_factory.mktemp("stages")
+    with EngineBench(apache_broker.settings(), folder, points=points, partitions=1) as made:
         for name, layer in ON_LAYERS.items():
             LinearProbe.from_arrays(
                 direction(layer), 0.0, layer=layer, tensor_type="residual_stream", threshold=1e9, name=name
-            ).save(tmp_path / name)
-        plan = bench.plan
-        config = {
-            "kafka": {"bootstrap_servers": bench.settings.bootstrap_servers, **bench.settings.options},
-            "topics": {
-                "prefix": plan.prefix,
-                "prompt_partitions": plan.prompt_partitions,
-                "activation_partitions": plan.activation_partitions,
-                "verdict_partitions": plan.verdict_partitions,
-            },
-            "points": "points.yaml",
-            "service": {"name": "probes"},
-            "from": "earliest",
-            "bindings": [
-                {"name": name, "point": "residual", "probe": f"./{name}", "mode": "shadow"} for name in ON_LAYERS
-            ],
-        }
-        (tmp_path / "host.yaml").write_text(yaml.safe_dump(config))
-        process = AppProcess("probe_consumers", tmp_path / "host.yaml", tmp_path / "host.log")
+            ).save(folder / name)
+        bindings = [{"name": n, "point": "all", "probe": f"./{n}", "mode": "shadow"} for n in ON_LAYERS]
+        process = AppProcess("probe_consumers", made.configure_host(*bindings), folder / "host.log")
         try:
-            yield bench
+            yield made
         finally:
             process.close()
 
 
-def verdicts(bench):
-    starts = {(bench.plan.verdicts, number): 0 for number in range(bench.plan.verdict_partitions)}
-    with AssignedReader(bench.settings, starts, isolation=Isolation.READ_COMMITTED) as reader:
-        found = [bench.codec.decode(record.value) for record in reader.read_to_end(30.0)]
-    return [message for message in found if isinstance(message, ProbeVerdict)]
-
-
-def joined(messages):
-    """Return what a reader of the topic is shown of each request: positions, token ids and rows; and how it ended."""
-    table, shown, ended = StreamTable("residual"), {}, {}
-    for offset, message in enumerate(messages):
-        for event in table.observe(offset, message):
-            if isinstance(event, Arrived):
-                assert event.block.layers == tuple(range(LAYERS))
-                parts = shown.setdefault(event.block.request_id, ([], [], []))
-                for part, values in zip(parts, (positions, token_ids, as_array), strict=True):
-                    part.extend(values(event.block))
-            elif isinstance(event, Closed):
-                ended[event.stream.id.request_id] = event.stream
-    return shown, ended
-
-
-def test_the_rows_of_two_stages_are_joined_into_those_of_one_engine(host, models):
-    bench = host
+@pytest.fixture(scope="module")
+def ran(bench, model, alone):
+    """What stood on the topics when two stages had run the requests: their ids, and verdicts by request and probe."""
     worker = bench.start_worker(
-        bench.configure(engine={"kind": "vllm", "model": str(models["llama"]), "check_plans": True, "args": ARGS}),
-        ENVIRONMENT,
+        bench.configure(engine={"kind": "vllm", "model": str(model), "check_plans": True, "args": ARGS}), ENVIRONMENT
     )
     worker.wait_ready(150)
-    ids = bench.send(["a prompt that takes two chunks: " + "word " * 8, "short", "another one"], max_tokens=12,
-                     temperature=0.0, ignore_eos=True)  # fmt: skip
+    ids = [f"stages-{n}" for n in range(len(alone))]
+    for name, run in zip(ids, alone, strict=True):
+        sampling = Sampling(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
+        request = PromptRequest(
+            request_id=name, prompt_token_ids=run.prompt, sampling=sampling, created_at_us=time.time_ns() // 1000
+        )
+        bench.send_request(request)
     bench.wait_finals(ids, 60)
 
     def results():
-        found = {(v.request_id, v.probe): v for v in verdicts(bench) if v.kind is VerdictKind.RESULT}
+        found = {(v.request_id, v.probe): v for v in bench.said(ProbeVerdict) if v.kind is VerdictKind.RESULT}
         return found if len(found) == len(ids) * len(ON_LAYERS) else None
 
     said = bench.wait(results, f"a result of each probe on each stream; {bench.logs()}", 60)
     assert worker.terminate(60) == 0, bench.logs()
-    log = [message for _, message in bench.messages(bench.plan.activations("residual"))]
-    starts = [message for message in log if isinstance(message, StreamStarted)]
-    assert sorted((m.shard, m.shards, m.layers) for m in starts) == sorted([(0, 2, (0, 1)), (1, 2, (2, 3))] * len(ids))
-    shown, ended = joined(log)
-    assert {name: (stream.complete, stream.end_reason) for name, stream in ended.items()} == dict.fromkeys(
-        ids, (True, "finished")
-    )
+    return ids, said
 
-    lengths = {message.request_id: message.prompt_len for message in starts}
-    prompts = {name: [int(token) for token in shown[name][1][: lengths[name]]] for name in ids}
-    with Capturing(models["llama"]) as engine:
-        alone = engine.run(
-            [Ask(name, prompt, points=("residual",), params={"max_tokens": 12}) for name, prompt in prompts.items()]
-        )
+
+def joined(bench, spec):
+    """Return what a reader of a point's topic is shown of each request, as if one engine had captured it."""
+    table, shown = StreamTable(spec.name), {}
+    for offset, (_, message) in enumerate(bench.messages(bench.plan.activations(spec.name))):
+        for event in table.observe(offset, message):
+            if isinstance(event, Arrived):
+                block = event.block
+                assert block.layers == spec.layers
+                stream = shown.setdefault(block.request_id, empty(spec))
+                stream.opened.row_shape, stream.opened.width = block.row_shape, block.width
+                stream.positions += [int(at) for at in positions(block)]
+                stream.token_ids += [int(token) for token in token_ids(block)]
+                stream.rows += list(as_array(block))
+            elif isinstance(event, Closed):
+                stream, end = shown.setdefault(event.stream.id.request_id, empty(spec)), event.stream
+                dropped = sum(sum(shard.ended.dropped) for shard in end.shards.values())
+                assert end.complete, (spec.name, end.end_reason)
+                stream.closed = SimpleNamespace(reason=end.end_reason, emitted=len(stream.positions), dropped=dropped)
+    return shown
+
+
+def empty(spec):
+    opened = SimpleNamespace(layers=spec.layers, row_shape=(), width=0)
+    return SimpleNamespace(opened=opened, positions=[], token_ids=[], rows=[], closed=None)
+
+
+@pytest.fixture(scope="module")
+def together(bench, ran, alone, points):
+    """The requests, with what each stage published of them put together."""
+    ids, _ = ran
+    shown = {spec.name: joined(bench, spec) for spec in points}
+    return {
+        name: Ran(one.prompt, one.token_ids, {spec.name: shown[spec.name][name] for spec in points})
+        for name, one in zip(ids, alone, strict=True)
+    }
+
+
+def test_the_rows_of_two_stages_are_joined_into_those_of_one_engine(bench, ran, together, points, reference):
+    log = [message for _, message in bench.messages(bench.plan.activations("all"))]
+    starts = sorted((m.shard, m.shards, m.layers) for m in log if isinstance(m, StreamStarted))
+    assert starts == sorted([(0, 2, (0, 1)), (1, 2, (2, 3))] * len(together))
+    assert wrong_rows(together, points, reference) == []
+    assert stops_met(together) >= 1
+
+
+def test_the_rows_of_one_stage_alone_are_one_shard(bench, ran, points):
+    for spec in points:
+        log = [message for _, message in bench.messages(bench.plan.activations(spec.name))]
+        stages = {layer // (LAYERS // 2) for layer in spec.layers}
+        assert {m.shards for m in log if isinstance(m, StreamStarted)} == {len(stages)}, spec.name
+
+
+def test_a_probe_on_a_layer_of_either_stage_scores_what_one_engine_computes(ran, together):
+    ids, said = ran
     for name in ids:
-        stream, (where, tokens, rows) = alone[name].streams["residual"], shown[name]
-        assert ([int(at) for at in where], [int(token) for token in tokens]) == (stream.positions, stream.token_ids)
-        np.testing.assert_allclose(np.stack(rows), np.stack(stream.rows), rtol=1e-4, atol=1e-5)
-        assert max(map(int, where)) == lengths[name] + 12 - 2, "every token but the last was computed"
+        stream = together[name].streams["all"]
         for probe, layer in ON_LAYERS.items():
             result = said[name, probe]
             best = max(float(row[layer] @ direction(layer)) for row in stream.rows)

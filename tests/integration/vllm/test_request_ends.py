@@ -19,6 +19,7 @@ MAX_LEN, START_S = 256, 240
 PROMPT = tuple(range(40, 60))
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 HELD_UP_S = 0.4
+STEPS_AHEAD = 30
 
 
 class Held:
@@ -88,7 +89,11 @@ def hold_up(line, key):
 
     async def wait():
         await line.until(lambda: len(line.tokens[key, 0]) > 1, 60)
+        steps, deadline = line.ring.stats().steps, time.monotonic() + 6
         time.sleep(HELD_UP_S)
+        # So far that every text that is looked for lies behind, however slow the machine is.
+        while line.ring.stats().steps < steps + STEPS_AHEAD and time.monotonic() < deadline:
+            time.sleep(0.02)
 
     return wait()
 
@@ -188,6 +193,34 @@ def test_aborts_at_any_moment_and_ids_that_are_used_again_at_once(held):
     held.past_end()
     held.play(script)
     assert held.past_end() > 0
+
+
+def test_an_abort_that_meets_a_stop_ends_the_request_once_and_at_one_length(held, plain):
+    _, token_ids, _ = plain[0]
+    at = next(i for i, t in enumerate(token_ids) if i > 5 and t not in token_ids[:i])
+
+    async def script(line):
+        keys = []
+        for number in range(8):
+            key = line.start(
+                f"meets-{number}", prompt=PROMPT, max_tokens=100, stop_token_ids=(token_ids[at],), **GREEDY
+            )
+            keys.append(key)
+            await line.until(lambda key=key, least=number % 4: len(line.tokens[key, 0]) > least, 60)
+            if number % 2:
+                # Now the engine has stopped by itself, and its last word waits for the front end, which aborts first.
+                time.sleep(HELD_UP_S)
+            line.driver.abort(key)
+            await line.until(lambda key=key: (key, 0) in line.finals, 60)
+        return keys
+
+    keys = held.play(script)
+    whole = len(PROMPT) + at + 1
+    ends = [held.line.finals[key, 0] for key in keys]
+    assert {reason for reason, _ in ends} <= {"stop", "abort"}
+    assert all(length == whole if reason == "stop" else len(PROMPT) < length <= whole for reason, length in ends)
+    for key, (_, length) in zip(keys, ends, strict=True):
+        assert len(held.line.streams()[key, 0].positions) <= length
 
 
 def test_requests_that_are_aborted_while_they_wait_or_before_their_first_token(held):

@@ -90,3 +90,24 @@ def test_on_a_device_token_ids_are_those_that_the_model_read():
     runner.input_ids.gpu._values[0] = 71
     assert reader.batch(2, 2) is batch
     assert np.frombuffer(batch.token_bytes, np.int32)[:2].tolist() == [71, 80]
+
+
+def test_a_result_of_another_shape_is_the_step_s_error_and_not_the_engine_s():
+    runner = a_runner()
+    runner.speculative_config = SimpleNamespace(method="ngram")
+    runner.max_model_len = 100
+    runner.execute_model_state = object()
+    runner.execute_model = lambda output: "ran"
+    runner._bookkeeping_sync = lambda output: ("a", "b")
+    reader, errors = reader_of(runner), []
+
+    def after(_output):
+        with pytest.raises(IndexError) as error:
+            reader.batch(1, 2)
+        errors.append(error)
+
+    reader.wrap_steps(lambda _: None, after, lambda _: None)
+    output = SimpleNamespace(scheduled_spec_decode_tokens={"a": [1]})
+    assert runner.execute_model(output) == "ran"
+    assert runner._bookkeeping_sync(output) == ("a", "b")
+    assert len(errors) == 1

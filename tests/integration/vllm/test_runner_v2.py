@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from every_point import Reference, expert_model, wrong_rows
 from lora import build_merged
 from parity import problems
 from scenarios import found_by
@@ -28,6 +30,12 @@ def found(models, tmp_path_factory):
 @pytest.fixture(scope="module")
 def oracle(models):
     return HFOracle(models["llama"])
+
+
+@pytest.fixture(scope="module")
+def reference(found, models):
+    with Reference.of(expert_model(models["llama"])) as made:
+        yield made
 
 
 def wrong(run, oracle):
@@ -111,6 +119,26 @@ def test_one_more_step_of_a_request_that_stopped_gives_the_row_of_its_last_token
 
 def _rows(run):
     return len(run.streams["residual"].positions)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_tensor_selector_and_encoding_on_v2_is_that_of_v1(found, reference, schedule):
+    scenario = found[schedule + "every"]
+    assert (scenario["faults"], scenario["errors"]) == ([], 0)
+    assert len(scenario["runs"]) == 6
+    assert wrong_rows(scenario["runs"], scenario["points"], reference) == []
+
+
+def test_control_what_the_requests_captured_is_not_what_another_one_did(found, reference):
+    """Else the test above said little."""
+    scenario = found["every"]
+    runs = scenario["runs"]
+    one, other = runs["e3"], runs["e4"]
+    swapped = {"e3": replace(one, streams=other.streams), "e4": replace(other, streams=one.streams)}
+    found_wrong = {line.split(":")[0] for line in wrong_rows(swapped, scenario["points"], reference)}
+    assert found_wrong >= {
+        f"{name}/{spec.name}" for name in swapped for spec in scenario["points"] if spec.name != "far"
+    }
 
 
 def test_an_idle_server_has_published_nothing(found, oracle):

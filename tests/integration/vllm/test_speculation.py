@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from every_point import Reference, expert_model, wrong_rows
 from parity import problems
 from scenarios import found_by
 
@@ -94,3 +95,11 @@ def test_control_without_the_counts_rejected_rows_would_leave(found):
         if stream.token_ids != [run.sequence[p] for p in stream.positions if p < len(run.sequence)]
     ]
     assert spoilt
+
+
+def test_every_tensor_selector_and_encoding_of_accepted_drafts_is_that_of_a_plain_engine(models, tmp_path):
+    ran = found_by("scenarios_drafts.py", models["llama"], tmp_path)["every"]
+    assert ran["faults"] == []
+    assert min(ran["drafts"].values()) >= 10
+    with Reference.of(expert_model(models["llama"])) as reference:
+        assert wrong_rows(ran["runs"], ran["points"], reference) == []

@@ -13,7 +13,7 @@ from undercurrent.core import Probe, ProbeFactory, ProbeRegistry, ProbeResult
 from undercurrent.router import Router
 from undercurrent.spec import ExtractionPoint
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300), pytest.mark.alone]
 
 RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 ASKS = [

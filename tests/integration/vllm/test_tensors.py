@@ -14,15 +14,13 @@ import pytest
 import torch
 from harness import ALL, LAYERS, point
 from inprocess import Ask, Capturing
+from parity import tensor_problems
 
 from undercurrent.adapters.hf.oracle import HFOracle
 from undercurrent.errors import CaptureError
 from undercurrent.testing.tiny_models import build_tiny_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
-
-TOLERANCE = 1e-4
-"""Largest relative L2 distance of one row, fp32."""
 
 WIDTH = 128
 HEADS, HEAD_DIM = 2, 32
@@ -85,24 +83,6 @@ def truth_of(oracle, sequence, layers=LAYERS):
     return computed
 
 
-def by_id(rows):
-    """The experts of each token in the order of their ids: a router may name them in any."""
-    return np.take_along_axis(rows, np.argsort(rows[..., :1, :], axis=-1), axis=-1)
-
-
-def problems(name, rows, positions, truth):
-    """Return the positions at which some layer's row is not what it should be."""
-    wanted = truth[name][positions]
-    if name == "experts":
-        rows, wanted = by_id(rows), by_id(wanted)
-        right = (rows[..., 0, :] == wanted[..., 0, :]) & np.isclose(rows[..., 1, :], wanted[..., 1, :], atol=1e-5)
-        return [p for p, ok in zip(positions, right, strict=True) if not ok.all()]
-    axes = tuple(range(2, rows.ndim)) if name == "entering" else (-1,)
-    # Of keys and values each head of each is a vector of its own.
-    error = np.linalg.norm(rows - wanted, axis=axes) / np.linalg.norm(wanted, axis=axes)
-    return [p for p, off in zip(positions, error, strict=True) if not off.max() <= TOLERANCE]
-
-
 @pytest.fixture(scope="module", params=FAMILIES)
 def captured(request, folders):
     made = Captured(request.param, folders(request.param, **CONFIG.get(request.param, {})))
@@ -117,7 +97,7 @@ def test_every_row_is_what_transformers_computes(captured):
             assert stream.positions == list(range(len(captured.sequences[number]) - 1))
             assert stream.token_ids == captured.sequences[number][:-1]
             assert (stream.closed.reason, stream.losses) == ("finished", [])
-            assert problems(name, captured.rows[number][name], stream.positions, captured.truth[number]) == []
+            assert tensor_problems(name, captured.rows[number][name], stream.positions, captured.truth[number]) == []
 
 
 def test_rows_have_the_shape_of_their_type(captured):
@@ -152,7 +132,7 @@ def test_an_expert_s_id_is_a_whole_number_and_names_each_once(captured):
 
 def spoilt(captured, name, change, number=1):
     rows = change(captured.rows[number][name].copy())
-    return problems(name, rows, captured.streams[number][name].positions, captured.truth[number])
+    return tensor_problems(name, rows, captured.streams[number][name].positions, captured.truth[number])
 
 
 def test_control_rows_shifted_by_one_fail(captured):
@@ -206,7 +186,7 @@ def test_control_keys_before_the_rotary_embedding_fail(captured):
     plain["kv"][:, :, 0] = unrotated(captured.oracle, captured.sequences[1])
     positions = captured.streams[1]["kv"].positions
     # Position 0 is not rotated.
-    assert problems("kv", captured.rows[1]["kv"], positions, plain) == positions[1:]
+    assert tensor_problems("kv", captured.rows[1]["kv"], positions, plain) == positions[1:]
 
 
 def test_a_cached_prefix_has_no_keys_and_values_and_says_so(folders):
@@ -218,7 +198,7 @@ def test_a_cached_prefix_has_no_keys_and_values_and_says_so(folders):
     for name, stream in again.streams.items():
         assert stream.opened.cached_prefix == 64
         assert stream.positions == list(range(64, len(again.sequence) - 1))
-        assert problems(name, tensors(stream), stream.positions, truth_of(oracle, again.sequence)) == []
+        assert tensor_problems(name, tensors(stream), stream.positions, truth_of(oracle, again.sequence)) == []
 
 
 def test_a_bfloat16_model_names_its_experts_exactly(folders):
@@ -244,7 +224,7 @@ def test_points_may_come_while_the_engine_runs(folders):
         compat.runtime_of(engine.worker).set_points([replace(EXPERTS, layers=(2,))])
     truth = truth_of(HFOracle(folders("mixtral")), run.sequence)
     for name, stream in run.streams.items():
-        assert problems(name, tensors(stream), stream.positions, truth) == []
+        assert tensor_problems(name, tensors(stream), stream.positions, truth) == []
     assert set(run.streams) == {"kv", "entering", "experts"}
 
 

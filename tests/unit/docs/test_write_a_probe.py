@@ -10,7 +10,9 @@ import pytest
 from tests.unit.docs.walkthrough import blocks_of, run_block
 from undercurrent.core import default_registry
 
-PAGE = Path(__file__).parents[3] / "docs" / "write-a-probe.md"
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = DOCS / "write-a-probe.md"
+PAGES = (PAGE, DOCS / "joining-probes.md")
 
 
 @pytest.fixture
@@ -26,8 +28,9 @@ def folder(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-def test_every_block_runs(folder):
-    for block in blocks_of(PAGE):
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_block_runs(folder, page):
+    for block in blocks_of(page):
         run_block(block, folder)
 
 
@@ -39,8 +42,9 @@ def test_every_fence_of_the_page_is_a_block_and_every_kind_is_there():
     assert len(files) == len(set(files))
 
 
-def test_links_of_the_page_lead_somewhere():
-    text = PAGE.read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_of_the_page_lead_somewhere(page):
+    text = page.read_text(encoding="utf-8")
     headings = [line[3:] for line in text.splitlines() if line.startswith("## ")]
     anchors = {"".join(c for c in head.lower().replace(" ", "-") if c.isalnum() or c == "-") for head in headings}
     named = {part.split(")")[0] for part in text.split("](#")[1:]}

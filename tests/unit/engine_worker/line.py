@@ -9,8 +9,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from engine_worker.driver import EngineDriver
-from engine_worker.publisher import PublisherLoop, PublisherSettings
-from engine_worker.publisher_streams import Identity
+from engine_worker.publisher_cycle import Bound
+from engine_worker.publisher_loop import PublisherLoop
+from engine_worker.publisher_messages import Identity
+from engine_worker.publisher_telling import PublisherSettings
 from undercurrent.capture.lengths import LengthTable
 from undercurrent.capture.ring import Ring
 from undercurrent.codec import Codec, positions, token_ids
@@ -74,7 +76,7 @@ class Line:
         settings = PublisherSettings(
             ring=ring.path, identity=Identity(engine="e", incarnation=1, model="m"), kafka={}, topics={"p": "t"},
             partitions={"p": 1}, max_record_bytes={"p": 1 << 20}, interval_ms=2.0, max_held_bytes=max_held_bytes,
-            blocking=("p",) if point.overflow is Overflow.BLOCK else (),
+            bounds={"p": Bound(point.overflow or Overflow.DROP_NEWEST, point.queue_depth)},
         )  # fmt: skip
         loop = PublisherLoop(
             settings, ring.reader(), self.broker, self._hear_report, self._stop.wait, lengths=ring.lengths

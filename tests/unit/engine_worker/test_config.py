@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from engine_worker.__main__ import build_engine
+from engine_worker.building import build_engine
 from engine_worker.config import worker_config
 from undercurrent.cli.options import EngineKind
 from undercurrent.errors import ConfigError, SpecError
 from undercurrent.kafka.client import Assignor
+from undercurrent.protocol.guarding import GuardRules
+from undercurrent.protocol.holdout import HoldoutRule
+from undercurrent.service.config import read_sections, shown
+from undercurrent.spec import OnUnavailable
 
 KAFKA = {"kafka": {"bootstrap_servers": "localhost:1"}}
 POINTS = """
@@ -37,11 +41,44 @@ def test_limits_reach_the_protocol(tmp_path):
     assert config(tmp_path, topics={"dedupe_window_ms": 5000}).limits.dedupe_window_s == 5.0
 
 
+def test_a_holdout_is_off_by_default_and_its_salt_comes_from_a_file_and_is_not_shown(tmp_path):
+    assert config(tmp_path).holdout == HoldoutRule()
+    with pytest.raises(ConfigError, match="holdout_share"):
+        config(tmp_path, holdout_share=1)
+    (tmp_path / "salt").write_text("ours\n")
+    (tmp_path / "engine.yaml").write_text(f"holdout_share: 0.01\nholdout_salt_file: {tmp_path / 'salt'}\n")
+    made = config(tmp_path, **read_sections(tmp_path / "engine.yaml", {}))
+    assert made.holdout == HoldoutRule(share=0.01, salt="ours")
+    assert "ours" not in f"{shown(made.own)} {made.holdout} {made.own}"
+
+
 def test_request_slots_that_could_run_out_are_refused(tmp_path):
     limits = {"max_in_flight": 10, "max_children": 4}
     assert config(tmp_path, limits=limits, publisher={"request_slots": 80}).own.publisher.request_slots == 80
     with pytest.raises(ConfigError, match=r"publisher\.request_slots: is 79; .* is 80"):
         config(tmp_path, limits=limits, publisher={"request_slots": 79})
+
+
+def guarded_points(tmp_path, policy):
+    spec = (POINTS % "async").rstrip().rstrip("}")
+    (tmp_path / "points.yaml").write_text(f"{spec}, queue_depth: 8, on_unavailable: {policy}}}\n")
+    return {"points": "points.yaml", "topics": {"activation_partitions": 3}}
+
+
+@pytest.mark.parametrize("policy", OnUnavailable)
+def test_what_is_done_where_nobody_guards_a_point_reaches_the_protocol(tmp_path, policy):
+    sections = guarded_points(tmp_path, policy)
+    guards = {"probes": ["g"], "absent_after_s": 2, "max_lag_s": 9}
+    assert config(tmp_path, guards=guards, **sections).guards == GuardRules(
+        probes=("g",), absent_after_s=2.0, max_lag_s=9.0, policies={"residual": policy}, partitions=3
+    )
+
+
+@pytest.mark.parametrize("policy", [OnUnavailable.HOLD_INTAKE, OnUnavailable.ABORT])
+def test_a_point_that_nobody_could_ever_guard_is_refused(tmp_path, policy):
+    sections = guarded_points(tmp_path, policy)
+    with pytest.raises(ConfigError, match=f"guards.probes: names no probe, .*'residual' .*: {policy.value};"):
+        config(tmp_path, **sections)
 
 
 def test_a_model_folder_is_looked_for_beside_the_file_and_a_name_is_left_alone(tmp_path):

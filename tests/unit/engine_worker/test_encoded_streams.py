@@ -6,7 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from engine_worker.publisher_streams import RECORD_OVERHEAD_BYTES, Identity, StreamWriter
+from engine_worker.publisher_messages import Identity
+from engine_worker.publisher_streams import StreamWriter
 from undercurrent.capture.holding import Holding
 from undercurrent.capture.lengths import LengthTable
 from undercurrent.capture.plan import Batch
@@ -14,6 +15,7 @@ from undercurrent.capture.points import CapturePoint, Order
 from undercurrent.capture.ring import Ring
 from undercurrent.capture.tracker import Tracker
 from undercurrent.codec import Codec, as_array, positions
+from undercurrent.codec.blocks import RECORD_OVERHEAD_BYTES
 from undercurrent.protocol.messages import ActivationBlock, StreamEnded, StreamStarted
 from undercurrent.spec import ExtractionPoint
 

@@ -10,8 +10,8 @@ import pytest
 from engine_worker.intake import Offer, content_hash_of, finished_below, read_prompt
 from tests.unit import messages
 from undercurrent.codec import Codec
-from undercurrent.codec.framing import HEADER_BYTES
 from undercurrent.kafka.records import Record
+from undercurrent.protocol.frames import HEADER_BYTES
 from undercurrent.protocol.messages import PromptRequest, Sampling
 from undercurrent.protocol.worker_types import Defect
 from undercurrent.topics import partition_of

@@ -83,6 +83,19 @@ def test_a_record_that_did_not_arrive_ends_the_worker(made):
     assert "timed out" in str(failures[0])
 
 
+def test_what_has_not_left_can_be_taken_back(made):
+    client, outbox, _ = made
+    for number in range(4):
+        outbox.send("t", 0, Item(b"k", bytes([number])))
+    outbox.send("t", 1, Item(b"k", b"x"))
+    assert outbox.purge("t", 0) == 3
+    assert outbox.purge("t", 2) == 0
+    outbox.send("t", 0, Item(b"k", b"last word"))
+    client.acknowledge(2)
+    assert client.values() == [b"last word"]
+    assert outbox.pending == 1
+
+
 def test_a_full_client_keeps_the_order(made):
     client, outbox, failures = made
     client.room = 0

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
-from engine_worker.publisher_streams import RECORD_OVERHEAD_BYTES, Identity, StreamWriter
+from engine_worker.publisher_messages import Identity
+from engine_worker.publisher_streams import StreamWriter
 from undercurrent.capture.frames import STEP_STAMP, Close, Drop, Fault, Loss, Open, Rewind, Step, step_head
 from undercurrent.codec import Codec, as_array, positions, token_ids, views
+from undercurrent.codec.blocks import RECORD_OVERHEAD_BYTES
 from undercurrent.errors import RingError
 from undercurrent.protocol.messages import ActivationBlock, EndReason, StreamEnded, StreamInvalidated, StreamStarted
 
@@ -224,3 +226,23 @@ def test_streams_whose_engine_is_gone_end_as_lost_where_they_stand():
     assert (ended.last_pos, ended.emitted, ended.ended_at_us) == (2, (3, 3), 60)
     streams.give_up("again", now_us=70)
     assert streams.cycle().records == {}
+
+
+def test_a_stream_says_which_rollouts_it_begins_under():
+    known = [3]
+    streams = writer(rollouts=lambda: known[0])
+    streams.take(opened(1), now_us=0)
+    known[0] = 4
+    streams.take(opened(2, rollouts=2), now_us=0)
+    streams.take(opened(3), now_us=0)
+    assert [item.rollouts for _, _, item in messages(streams.cycle())] == [3, 2, 4]
+    plain = writer()
+    plain.take(opened(1), now_us=0)
+    assert [item.rollouts for _, _, item in messages(plain.cycle())] == [0]
+
+
+def test_a_stream_says_all_points_of_its_request():
+    streams = writer()
+    streams.take(opened(1, points=("attn", "residual")), now_us=0)
+    streams.take(opened(2), now_us=0)
+    assert [item.points for _, _, item in messages(streams.cycle())] == [("attn", "residual"), ()]

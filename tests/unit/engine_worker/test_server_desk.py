@@ -119,7 +119,38 @@ def test_memory_is_bounded_and_what_is_forgotten_is_not_answered_for():
     world = World(most=3)
     for number in range(10):
         world.runs(f"a{number}", mine=(number, 0))
+        if number < 9:
+            del world.tokens[f"a{number}"]
     assert len(world.desk) == 3
     assert world.says("c", "a0") == Decision()
-    assert world.says("d", "a9").outcome is AckOutcome.APPLIED
-    assert len(world.says("e", "mine").abort) == 2
+    assert world.says("d", "a8").outcome is AckOutcome.TOO_LATE
+    assert world.says("e", "a9").outcome is AckOutcome.APPLIED
+
+
+def test_a_flood_of_short_requests_makes_none_that_runs_unstoppable():
+    world = World(most=100)
+    running = [world.runs(f"long{n}")[0] for n in range(5)]
+    for number in range(1000):
+        world.runs(f"a{number}")
+        del world.tokens[f"a{number}"]
+    assert len(world.desk) == 100
+    for request in running:
+        assert world.says(f"stop {request.engine_id}", request.engine_id).abort == (request,)
+
+
+def test_more_requests_may_run_than_are_remembered_and_each_can_be_stopped():
+    world = World(most=10)
+    running = [world.runs(f"a{n}")[0] for n in range(300)]
+    assert all(world.says(f"c{n}", request.engine_id).abort == (request,) for n, request in enumerate(running))
+    world.tokens.clear()
+    for number in range(10):
+        world.runs(f"b{number}")
+    assert len(world.desk) == 10
+
+
+def test_ids_of_tens_of_kilobytes_cost_no_gigabytes():
+    world = World(most=1000)
+    for number in range(500):
+        world.runs(f"{number}" + "x" * 60_000)
+        world.tokens.clear()
+    assert 1 <= len(world.desk) * 60_000 < 2 << 20, "of the 28 MiB that came"

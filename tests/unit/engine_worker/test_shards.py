@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine_worker.publisher_streams import Identity, StreamWriter
+from engine_worker.publisher_messages import Identity
+from engine_worker.publisher_streams import StreamWriter
 from probe_consumers.bound import Bound
 from probe_consumers.replay import Replay, Span
 from undercurrent.capture.frames import decode

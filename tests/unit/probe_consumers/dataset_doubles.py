@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from probe_consumers.dataset_export import ExportOrder, export
@@ -36,6 +37,8 @@ CODEC = Codec()
 class Topics:
     """Topics of a pipeline; `deleted` is how many records of each partition retention has deleted."""
 
+    codec = CODEC
+
     def __init__(self, *points: str, partitions: int = 2) -> None:
         self.plan = TopicPlan(points=points or ("residual",), activation_partitions=partitions)
         self.logs = MemoryTopics(self.plan, lambda: 1_000_000)
@@ -52,9 +55,10 @@ class Topics:
         for value in values:
             self.logs.append(self.plan.activations(point), value, key=stream.key)
 
-    def prompt(self, request_id: str, text: str = "hello", **fields: Any) -> None:
+    def prompt(self, request_id: str, text: str | None = None, **fields: Any) -> None:
+        prompt = f"hello {request_id}" if text is None else text
         message = PromptRequest(
-            request_id=request_id, prompt=text, sampling=Sampling(), **({"created_at_us": 1} | fields)
+            request_id=request_id, prompt=prompt, sampling=Sampling(), **({"created_at_us": 1} | fields)
         )
         self._append(self.plan.prompts, request_id, message)
 
@@ -94,17 +98,15 @@ class Topics:
         return key_of(message)
 
     def export(self, folder: Any, **fields: Any) -> dict[str, Any]:
-        return export(self, self.plan, ExportOrder(out=folder, **({"points": self.plan.points} | fields)))
+        return export(self, self.plan, ExportOrder(**({"points": self.plan.points} | fields)), folder)
 
     def imported(self, folder: Any) -> tuple[Topics, DatasetImport]:
         """Return fresh topics with the streams of a dataset."""
         fresh = Topics(*self.plan.points, partitions=self.plan.activation_partitions)
 
-        def send(point: str, request_id: str, value: bytes) -> None:
-            fresh.logs.append(fresh.plan.activations(point), value, key=request_id.encode())
-
-        run = DatasetImport(folder, send)
-        run.run()
+        run = DatasetImport(folder)
+        for item in run.messages():
+            fresh.logs.append(fresh.plan.activations(item.point), item.value, key=item.request_id.encode())
         return fresh, run
 
     def _append(self, topic: str, request_id: str, message: Any) -> None:
@@ -118,3 +120,27 @@ def rows(request_id: str, count: int, *, layers: int = 2, width: int = 4, dtype:
     """Return values [count, layers, width] that no other request has."""
     rng = np.random.default_rng(sum(request_id.encode()) * 1009 + len(request_id))
     return rng.normal(size=(count, layers, width)).astype(np.float32).astype(dtype)
+
+
+LAYERS = (3, 5)
+NAMES = [f"r{number}" for number in range(12)]
+
+
+def recorded() -> Topics:
+    """Twelve requests at once, bfloat16, two prompt tokens and five generated ones."""
+    made = Topics()
+    streams = {name: StreamBuilder(name, layers=LAYERS, prompt_len=2, dtype="bfloat16") for name in NAMES}
+    values = {name: rows(name, 7, dtype=ml_dtypes.bfloat16) for name in NAMES}
+    for name, stream in streams.items():
+        made.prompt(name, f"prompt of {name}", metadata={"user": f"u{int(name[1:]) % 5}"})
+        made.activations(stream, stream.start(), stream.block([0, 1], values[name][:2]))
+    for step in range(2, 7):
+        for name, stream in streams.items():
+            made.activations(stream, stream.block([step], values[name][step], step=step))
+    for name, stream in streams.items():
+        made.activations(stream, stream.end())
+        made.answer(name, "ab", "c")
+    made.scores("r1", [2, 3], [0.5, -1.0])
+    made.label("r1", "positive", token_start=3, token_end=5)
+    made.label("r2", "negative")
+    return made

@@ -5,14 +5,18 @@ from __future__ import annotations
 import time
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
+from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
 from probe_consumers.aborts import AbortWriter
 from probe_consumers.bound import Bound, set_fingerprint
+from probe_consumers.drift import DriftSeer, DriftWatch
+from probe_consumers.inputs import Inputs
 from probe_consumers.metrics import HostMetrics, ProbeMetrics
 from probe_consumers.point_host import LoopSettings, PointHost
 from probe_consumers.runner import BindingRunner
+from probe_consumers.states import StatesTopic
 from probe_consumers.transactor import Transactor
 from undercurrent.codec import Codec
 from undercurrent.errors import (
@@ -22,10 +26,14 @@ from undercurrent.kafka.publisher import Delivery
 from undercurrent.kafka.records import Partition, Record
 from undercurrent.probes import Binding, LinearProbe, LoadedProbe
 from undercurrent.protocol.host import ProbeHost
+from undercurrent.protocol.messages import ProbeHeartbeat, ProbeVerdict
 from undercurrent.testing.streams import StreamBuilder
 
 TOPIC = "undercurrent.activations.residual"
+BESIDE = ("rollouts", 0)
+INPUTS = Inputs(["residual"], [TOPIC], ["dlq"])
 CODEC = Codec()
+HELLO = ProbeHeartbeat(service="probes", member="", probes=(), partitions=(), sent_at_us=0)
 
 
 class Cluster:
@@ -35,9 +43,12 @@ class Cluster:
         self.log, self.start = [], 0
         self.committed, self.unknown_for = None, 0
         self.written, self.commands = [], []
-        self.fail = []  # exceptions, raised by the next commits of a transaction
+        self.fail = []  # exceptions, raised by the next commits of a transaction; None for one that succeeds
         self.abort_error = None
         self.calls = []
+        self.history = []  # what was committed, in order
+        self.states = {}
+        self.forgotten = False  # what is committed is not known before a transaction of the next writer has ended
 
     def append(self, *values):
         for value in values:
@@ -50,14 +61,14 @@ class Cluster:
 
     def verdicts(self, *kinds):
         found = [CODEC.decode(value) for topic, value in self.written if topic == "verdicts"]
-        return [item for item in found if not kinds or item.kind in kinds]
+        return [item for item in found if isinstance(item, ProbeVerdict) and (not kinds or item.kind in kinds)]
 
 
 class Subscriber:
     def __init__(self, cluster, handler):
         self.cluster, self.handler = cluster, handler
         self.position, self.paused, self.assigned, self.events = None, False, False, []
-        self.freeze_s = 0.0
+        self.pauses = 0
 
     def open(self):
         pass
@@ -84,6 +95,8 @@ class Subscriber:
         return "generation"
 
     def committed(self, partitions, timeout_s):
+        if self.cluster.forgotten:
+            return {}
         if self.cluster.unknown_for:
             self.cluster.unknown_for -= 1
             return {}
@@ -95,6 +108,7 @@ class Subscriber:
 
     def pause(self, partition):
         self.paused = True
+        self.pauses += 1
         return True
 
     def resume(self, partition):
@@ -106,16 +120,18 @@ class Writer:
     transactional_id = "t"
 
     def __init__(self, cluster):
-        self.cluster, self.records, self.offsets = cluster, [], None
+        self.cluster, self.records, self.states, self.offsets = cluster, [], {}, None
         cluster.calls.append("writer")
 
     def init(self, timeout_s):
         pass
 
     def begin(self):
-        self.records, self.offsets = [], None
+        self.records, self.states, self.offsets = [], {}, None
 
     def produce(self, topic, value, **fields):
+        if topic == "states":
+            self.states[fields["key"]] = value
         self.records.append((topic, value))
 
     def send_offsets(self, offsets, group_metadata):
@@ -123,14 +139,22 @@ class Writer:
         self.offsets = offsets
 
     def commit(self):
-        if self.cluster.fail:
-            raise self.cluster.fail.pop(0)
+        if self.cluster.fail and (error := self.cluster.fail.pop(0)) is not None:
+            raise error
         self.cluster.written += self.records
+        self.cluster.states |= self.states
         if self.offsets:
             self.cluster.committed = self.offsets[TOPIC, 0]
+            self.cluster.history.append(self.cluster.committed)
         self.cluster.calls.append("commit")
 
+    def flush(self):
+        pass
+
     def abort(self):
+        if self.offsets == {BESIDE: (0, None)}:
+            assert [topic for topic, _ in self.records] == ["verdicts", "verdicts", *INPUTS.letters, "states"]
+            self.cluster.forgotten = False
         self.cluster.calls.append("abort")
 
     def close(self, timeout_s=5.0):
@@ -216,13 +240,26 @@ class Later(AtOnce):
 
 
 @contextmanager
-def make_host(cluster, *, stable=False, threshold=1.0, executor=None):
-    probe = LinearProbe.from_arrays([1, 0, 0, 0], 0.0, layer=0, tensor_type="residual_stream", threshold=threshold)
+def make_host(
+    cluster,
+    *,
+    stable=False,
+    threshold=1.0,
+    executor=None,
+    knows=None,
+    reference=None,
+    window_requests=10,
+    change=False,
+    keeping=None,
+    probe_class=LinearProbe,
+):
+    probe = probe_class.from_arrays([1, 0, 0, 0], 0.0, layer=0, tensor_type="residual_stream", threshold=threshold)
+    probe = probe_class(replace(probe.artefact, reference=reference or {}))
     loaded = LoadedProbe(
-        factory=LinearProbe.factory(artefact=probe.artefact), sample=probe, fingerprint=probe.fingerprint
+        factory=probe_class.factory(artefact=probe.artefact), sample=probe, fingerprint=probe.fingerprint
     )
     bounds = [Bound(Binding(name="guard", point="residual", probe="p", mode="abort"), loaded)]
-    runner = BindingRunner(bounds, "group", lambda: time.time_ns() // 1000)
+    runner = BindingRunner(bounds, "group", lambda: time.time_ns() // 1000, drift=DriftSeer())
     registry = CollectorRegistry()
     made = {}
 
@@ -232,33 +269,43 @@ def make_host(cluster, *, stable=False, threshold=1.0, executor=None):
 
     lookup = Lookup(cluster)
     host = PointHost(
-        core=ProbeHost("residual", set_fingerprint(bounds), runner, 60_000_000),
+        core=ProbeHost("residual", set_fingerprint(bounds), runner, 60_000_000, keeping=keeping),
         runner=runner,
         make_subscriber=make_subscriber,
         transactor=Transactor(
             lambda: Writer(cluster),
-            TOPIC,
+            INPUTS,
             "verdicts",
-            "dlq",
             CODEC,
+            service="probes",
             letter_bytes=100_000,
             stable=stable,
+            beside=BESIDE,
+            states=StatesTopic("states", "probes", INPUTS),
             deadline_s=0.2,
         ),
         aborts=AbortWriter(Publisher(cluster), "control", CODEC),
         lookup=lookup,
         codec=CODEC,
         clock=lambda: time.time_ns() // 1000,
-        metrics=HostMetrics(ProbeMetrics(registry), "residual"),
+        metrics=HostMetrics(ProbeMetrics(registry), "residual", DriftWatch(bounds, window_requests)),
         settings=LoopSettings(
-            topic=TOPIC,
+            inputs=INPUTS,
             verdicts="verdicts",
             service="probes",
             fingerprint=set_fingerprint(bounds),
             start_from="earliest",
+            change=change,
         ),
         executor=executor or AtOnce(),
+        knows=knows,
+        read_states=lambda partition, offset: [CODEC.decode(value) for value in cluster.states.values() if value],
     )
+    # As `run` does, without the transaction that it is for.
+    written, calls, fail = list(cluster.written), [*cluster.calls, "writer"], cluster.fail
+    cluster.fail = []
+    host._transactor.warm_up(HELLO, [0, 1], [(topic, 0) for topic in host._transactor.other_topics])
+    cluster.written, cluster.calls, cluster.fail = written, calls, fail
     host.subscriber, host.lookup, host.registry, host.bounds = made["subscriber"], lookup, registry, bounds
     yield host
 
@@ -268,7 +315,7 @@ def turn_until(host, condition, most=200):
         host.turn()
         if condition():
             return
-        host._next_transaction_s = host._next_question_s = 0.0
+        host._next_transaction_s = host._resuming._next_s = 0.0
     raise AssertionError("it did not come true")
 
 

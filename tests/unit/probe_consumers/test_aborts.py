@@ -7,7 +7,7 @@ import pytest
 from probe_consumers.aborts import AbortWriter
 from undercurrent.codec import Codec
 from undercurrent.errors import ProducerFatalError, UnreachableError
-from undercurrent.kafka.publisher import DeliveryError
+from undercurrent.kafka.publisher import Delivery, DeliveryError, OnDelivery
 from undercurrent.protocol.messages import CommandKind, CommandSource, ControlCommand
 
 COMMAND = ControlCommand(
@@ -62,3 +62,17 @@ def test_a_client_that_can_write_nothing_any_more_ends_the_host() -> None:
     aborts.send(COMMAND)
     with pytest.raises(ProducerFatalError, match="fenced"):
         aborts.flush()
+
+
+class Appended(Client):
+    """A publisher whose broker has a clock of its own."""
+
+    def produce(self, *_: object, on_delivery: OnDelivery, **__: object) -> DeliveryError | None:
+        on_delivery(Delivery("control", 0, 1, 0.0, None, appended_at_us=5_000_000))
+        return None
+
+
+def test_how_far_this_machines_clock_is_ahead_is_known_from_the_first_record() -> None:
+    aborts = AbortWriter(Appended([]), "control", Codec(), clock=lambda: 7_205_000_000)  # type: ignore[arg-type]
+    aborts.send(COMMAND)
+    assert aborts.clock_ahead_us == 7_200_000_000

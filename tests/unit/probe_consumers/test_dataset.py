@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import tracemalloc
 from itertools import zip_longest
 
@@ -18,15 +17,12 @@ from safetensors import safe_open
 
 from probe_consumers.dataset_export import ExportOrder, export
 from probe_consumers.dataset_telling import told
-from tests.unit.probe_consumers.dataset_doubles import Topics, rows
+from tests.unit.probe_consumers.dataset_doubles import LAYERS, NAMES, Topics, recorded, rows
 from undercurrent import evaluation
 from undercurrent.errors import ConfigError, DatasetError
 from undercurrent.evaluation.dataset_split import SplitRule, group_hash
-from undercurrent.protocol.messages import EndReason
+from undercurrent.protocol.messages import EndReason, LabelSpan
 from undercurrent.testing.streams import StreamBuilder, publisher_started
-
-LAYERS = (3, 5)
-NAMES = [f"r{number}" for number in range(12)]
 
 
 def block_of(data, name, **options):
@@ -36,23 +32,7 @@ def block_of(data, name, **options):
 
 @pytest.fixture
 def topics():
-    """Twelve requests at once, bfloat16, two prompt tokens and five generated ones."""
-    made = Topics()
-    streams = {name: StreamBuilder(name, layers=LAYERS, prompt_len=2, dtype="bfloat16") for name in NAMES}
-    values = {name: rows(name, 7, dtype=ml_dtypes.bfloat16) for name in NAMES}
-    for name, stream in streams.items():
-        made.prompt(name, f"prompt of {name}", metadata={"user": f"u{int(name[1:]) % 5}"})
-        made.activations(stream, stream.start(), stream.block([0, 1], values[name][:2]))
-    for step in range(2, 7):
-        for name, stream in streams.items():
-            made.activations(stream, stream.block([step], values[name][step], step=step))
-    for name, stream in streams.items():
-        made.activations(stream, stream.end())
-        made.answer(name, "ab", "c")
-    made.scores("r1", [2, 3], [0.5, -1.0])
-    made.label("r1", "positive", token_start=3, token_end=5)
-    made.label("r2", "negative")
-    return made
+    return recorded()
 
 
 @pytest.fixture
@@ -154,9 +134,9 @@ def test_memory_does_not_grow_with_the_topic(tmp_path):
     for requests in (8, 40, 160):
         source = Endless(partitions=1)
         source.requests = requests
-        order = ExportOrder(points=("residual",), out=tmp_path / str(requests), shard_bytes=1 << 20)
+        order = ExportOrder(points=("residual",), shard_bytes=1 << 20)
         tracemalloc.start()
-        manifest = export(source, source.plan, order)
+        manifest = export(source, source.plan, order, tmp_path / str(requests))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert manifest["counts"]["rows"] == requests * 128
@@ -304,20 +284,21 @@ def test_the_last_label_of_a_source_counts_and_sources_that_disagree_are_unknown
     assert "nobody" not in set(data.labels.request_id)
 
 
-def test_a_changed_file_and_an_unfinished_folder_are_found(folder, tmp_path):
-    data = evaluation.load(folder)
-    assert data.verify() == []
-    name = "requests.parquet"
-    facts = data.manifest["files"][name]
-    assert facts["sha256"] == hashlib.sha256((folder / name).read_bytes()).hexdigest()
-    changed = bytearray((folder / name).read_bytes())
-    changed[100] ^= 1
-    (folder / name).write_bytes(changed)
-    (folder / "README.md").unlink()
-    assert data.verify() == ["README.md: is missing", "requests.parquet: its sha256 is not that of the manifest"]
-    (folder / "manifest.json").unlink()
-    with pytest.raises(DatasetError, match="did not finish"):
-        evaluation.load(folder)
+def test_a_label_of_several_spans_has_a_row_for_each_and_counts_once(topics, tmp_path):
+    further = (LabelSpan(token_start=4, token_end=5), LabelSpan(token_start=6, token_end=7))
+    topics.label("r1", "positive", token_start=0, token_end=9)
+    topics.label("r1", "positive", token_start=2, token_end=3, further_spans=further)
+    topics.export(tmp_path / "d")
+    data = evaluation.load(tmp_path / "d")
+    mine = data.labels[data.labels.request_id == "r1"]
+    assert mine[["token_start", "token_end"]].values.tolist() == [[2, 3], [4, 5], [6, 7]]
+    assert data.requests.set_index("request_id")["label.bad"]["r1"] == "positive"
+
+
+def test_an_export_of_nothing_is_a_dataset_of_no_requests(tmp_path):
+    Topics().export(tmp_path / "d")
+    data = evaluation.load(tmp_path / "d")
+    assert (len(data.requests), list(data.blocks("residual"))) == (0, [])
 
 
 def test_each_reading_of_the_test_part_is_counted(folder):

@@ -15,7 +15,7 @@ from undercurrent.errors import DatasetError
 from undercurrent.evaluation.dataset_split import SplitRule
 from undercurrent.evaluation.diff import collect, compare
 from undercurrent.probes import Binding, LinearProbe, LoadedProbe
-from undercurrent.protocol.messages import EndReason, VerdictKind
+from undercurrent.protocol.messages import EndReason, StreamStarted, VerdictKind
 from undercurrent.testing.streams import StreamBuilder
 
 LAYERS = (3, 5)
@@ -124,8 +124,7 @@ def test_blocks_are_no_larger_than_a_topic_takes(tmp_path):
     topics.export(tmp_path / "d", split=SplitRule(shares=(0.0, 1.0, 0.0)))
     from probe_consumers.dataset_import import DatasetImport
 
-    sent = []
-    DatasetImport(tmp_path / "d", lambda point, name, value: sent.append(value), block_bytes=10_000).run()
+    sent = [item.value for item in DatasetImport(tmp_path / "d", block_bytes=10_000).messages()]
     assert max(map(len, sent)) < 10_500
     assert len(sent) == 2 + -(-500 // (10_000 // (2 * 64 * 2 + 8)))
     blocks = [CODEC.decode(value) for value in sent[1:-1]]
@@ -142,3 +141,15 @@ def test_a_folder_whose_rows_are_gone_is_refused(topics, tmp_path):
         topics.imported(tmp_path / "d")
     with pytest.raises(DatasetError, match="no dataset"):
         topics.imported(tmp_path)
+
+
+def test_a_start_names_the_points_that_are_written_and_no_other(tmp_path):
+    topics = Topics(partitions=1)
+    for number, name in enumerate("ab"):
+        stream = StreamBuilder(name, layers=LAYERS, points=("residual", "attn"))
+        topics.activations(stream, stream.start(), stream.block([0], rows(f"{number}", 1)), stream.end())
+    topics.export(tmp_path / "d")
+    from probe_consumers.dataset_import import DatasetImport
+
+    told = [CODEC.decode(item.value) for item in DatasetImport(tmp_path / "d").messages()]
+    assert [item.points for item in told if isinstance(item, StreamStarted)] == [("residual",), ("residual",)]

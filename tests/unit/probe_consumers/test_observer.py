@@ -6,6 +6,7 @@ import threading
 import time
 
 from probe_consumers.observer import Observer, Watched
+from probe_consumers.versions import Versions
 from tests.unit.probe_consumers.host_doubles import (
     CODEC,
     TOPIC,
@@ -13,6 +14,7 @@ from tests.unit.probe_consumers.host_doubles import (
     Publisher,
     make_host,
     turn_until,
+    whole_stream,
 )
 from undercurrent.errors import (
     TopicError,
@@ -23,7 +25,7 @@ from undercurrent.testing.streams import StreamBuilder
 
 
 def watch(host):
-    return Watched(host, "residual", "group", host.bounds, host._metrics)
+    return Watched(host, "residual", "group", Versions(host.bounds), host._metrics)
 
 
 def sample(host, name):
@@ -61,11 +63,15 @@ def test_heartbeats_tell_who_guards_what_and_stop_when_the_loop_does(monkeypatch
         beat = CODEC.decode(publisher.waiting[-1][1])
         assert isinstance(beat, ProbeHeartbeat)
         assert (beat.service, beat.partitions, beat.partition_count, beat.sent_at_us) == ("group", (0,), 1, 11)
-        assert [(item.probe, item.mode) for item in beat.probes] == [("guard", "abort")]
+        assert [(item.probe, item.mode, item.point) for item in beat.probes] == [("guard", "abort", "residual")]
+        assert (beat.lag_records, beat.lag_s) == (0, 0.0)
         assert observer.unready() == []
+        cluster.append(*whole_stream())
+        observer.look(watched)
+        assert CODEC.decode(publisher.waiting[-1][1]).lag_records == 3
         monkeypatch.setattr(type(host.heartbeat), "age_s", 9.0)
         observer.look(watched)
-        assert len(publisher.waiting) == 1
+        assert len(publisher.waiting) == 2
         assert observer.unready() == ["point residual: the loop has stood still for 9 s"]
 
 

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
-from probe_consumers.__main__ import read_config
+from probe_consumers.__main__ import build, read_config
 from probe_consumers.bound import set_fingerprint
 from probe_consumers.cli import app
+from probe_consumers.joined_topics import check_joined
 from probe_consumers.replay_cli import app as replay_app
-from undercurrent.errors import ConfigError
+from probe_consumers.replay_source import Loaded
+from probe_consumers.rollout_command import version_of
+from undercurrent.errors import ConfigError, TopicError
 from undercurrent.kafka.client import Assignor
 from undercurrent.probes import LinearProbe
+from undercurrent.protocol.host import ProbeHost
+from undercurrent.protocol.joining_host import JoiningHost
+from undercurrent.protocol.messages import BindingMode
 
 POINT = {
     "name": "residual",
@@ -108,6 +115,84 @@ def test_what_is_wrong_is_named(write, sections, named, monkeypatch):
     monkeypatch.delenv("UNDERCURRENT_BOOTSTRAP_SERVERS", raising=False)
     with pytest.raises(ConfigError, match=named):
         read_config(write(**sections))
+
+
+JOINED = {"name": "both", "points": ["residual", "attn"], "probe": "./guard", "mode": "abort"}
+
+
+@pytest.fixture
+def write_joined(write, tmp_path):
+    """The file of a host that joins two points, beside one that it reads alone."""
+
+    def write_file(**sections):
+        path = write(bindings=[GUARD, JOINED], **sections)
+        points = [{**POINT, "name": name} for name in ("other", "residual", "attn")]
+        (tmp_path / "points.yaml").write_text(yaml.safe_dump({"version": 1, "extraction_points": points}))
+        return path
+
+    return write_file
+
+
+def test_a_host_may_join_points_beside_reading_them_alone(write_joined):
+    config = read_config(write_joined())
+    assert config.sources == {"residual": ("residual",), "residual+attn": ("residual", "attn")}
+    assert (config.points, config.joined) == (("residual", "attn"), ("residual+attn",))
+    assert config.group("residual+attn") == "undercurrent.probes.residual+attn"
+    loops = build(config, CollectorRegistry())
+    assert [(loop.point, type(loop.host._core)) for loop in loops] == [
+        ("residual", ProbeHost), ("residual+attn", JoiningHost),
+    ]  # fmt: skip
+    assert loops[1].host.inputs.topics == ("undercurrent.activations.residual", "undercurrent.activations.attn")
+    assert loops[1].versions.summaries()[0].point == "residual+attn"
+
+
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        ({"service": {"assignor": "cooperative-sticky"}}, "need service.assignor: range .or the consumer protocol"),
+        (
+            {
+                "service": {"assignor": "consumer"},
+                "kafka": {"bootstrap_servers": "nowhere:1", "group.remote.assignor": "uniform"},
+            },
+            "kafka.options has group.remote.assignor: uniform",
+        ),
+    ],
+)
+def test_a_way_to_hand_out_partitions_that_tears_them_apart_is_refused(write_joined, sections, named):
+    with pytest.raises(ConfigError, match=rf"binding 'both': field 'points': joining probes .*{named}"):
+        read_config(write_joined(**sections))
+
+
+def test_topics_with_unequal_counts_are_not_joined(write_joined):
+    config = read_config(write_joined())
+    residual, attn = (config.plan.activations(point) for point in ("residual", "attn"))
+    check_joined(config, {residual: 4, attn: 4})
+    check_joined(config, {residual: 4})  # what is missing is told by whoever looks for that
+    with pytest.raises(TopicError, match=rf"'both': field 'points': {residual} has 4, {attn} has 3 partitions"):
+        check_joined(config, {residual: 4, attn: 3})
+
+
+def test_a_version_of_a_joining_probe_fits_what_its_rows_are_shown_as(write_joined, tmp_path):
+    config = read_config(write_joined())
+    version = version_of(config, config.bounds[1], tmp_path / "guard", BindingMode.SHADOW, 0.5)
+    assert (version.artefact, version.share) == ("guard", 0.5)
+    probe = LinearProbe.from_arrays([1.0, 2.0], 0.0, layer=1, tensor_type="residual_stream", threshold=1.0)
+    probe.save(tmp_path / "other")
+    with pytest.raises(ConfigError, match=r"reads layer 1; point 'residual\+attn' has \[0\]"):
+        version_of(config, config.bounds[1], tmp_path / "other", BindingMode.SHADOW, 0.5)
+
+
+def test_a_replay_runs_no_probe_that_joins_points_and_says_so(write_joined):
+    config = read_config(write_joined())
+    loaded = Loaded(config.bounds, config)
+    assert loaded.only_point == "residual"
+    assert [bound.binding.name for bound in loaded.of_point("residual")] == ["guard"]
+    with pytest.raises(ConfigError, match=r"'both': field 'points'.*a replay reads one point; .*: residual"):
+        loaded.of_point("residual+attn")
+    only = Loaded(config.bounds[1:], config)
+    with pytest.raises(ConfigError, match="a replay reads one point; accepted by --point: none of these bindings"):
+        only.of_point(only.only_point)
 
 
 def test_the_mode_of_a_binding_is_part_of_the_probe_sets_fingerprint(write):

@@ -18,7 +18,7 @@ from undercurrent.kafka.records import Record
 from undercurrent.probes import Binding, LinearProbe, LoadedProbe
 from undercurrent.protocol.host import ProbeHost
 from undercurrent.protocol.host_events import SendAbort
-from undercurrent.protocol.host_position import Resume
+from undercurrent.protocol.host_position import Quarantined, Resume
 from undercurrent.protocol.messages import BindingMode, EndReason, VerdictAction, VerdictKind
 from undercurrent.protocol.streams import StreamId
 from undercurrent.testing.streams import StreamBuilder
@@ -384,3 +384,40 @@ def test_rebuilding_is_silent_and_then_goes_on_as_if_nothing_had_happened():
         assert scores_of(found) == scores_of(expected)
         kept = [item for item in found if item.kind is not VerdictKind.WATERMARK]
         assert kept == [item for item in expected if item.kind is not VerdictKind.WATERMARK]
+
+
+SCORED = []
+
+
+class CountingProbe(LinearProbe):
+    """Notes what it was asked to score."""
+
+    def score(self, rows):
+        SCORED.extend(rows[:, 0].tolist())
+        return super().score(rows)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_nothing_of_a_stream_is_scored_after_a_record_that_is_kept_from_its_probes(together):
+    artefact = linear().loaded.sample.artefact
+    loaded = LoadedProbe(
+        factory=CountingProbe.factory(artefact=artefact), sample=CountingProbe(artefact), fingerprint="f"
+    )
+    bound = Bound(Binding(name="guard", point=POINT, probe="p", mode="flag"), loaded)
+    SCORED.clear()
+    log, stream, other = Log(bound), StreamBuilder("r"), StreamBuilder("other")
+    log.host.revoke([0])
+    log.host.assign([0])
+    log.host.begin(0, Resume(offset=0, emitted_up_to=0, quarantined=(Quarantined(2, 2),)))
+    values = [
+        stream.start(),
+        stream.block([0], rows(0.25)),
+        stream.block([1], rows(0.5)),
+        stream.block([2], rows(0.75)),
+    ]
+    values += [other.start(), other.block([0], rows(0.125)), stream.block([3], rows(0.875)), stream.end()]
+    for batch in [values] if together else [[value] for value in values]:
+        log.append(*batch)
+    assert sorted(SCORED) == [0.125, 0.25]
+    [error] = log.verdicts(VerdictKind.ERROR)
+    assert error.source_offset == 2

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
-
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from probe_consumers.bound import Bound, set_fingerprint
 from probe_consumers.decoding import incoming
 from probe_consumers.replay import Replay, Span, comparable
 from probe_consumers.replay_range import parse_offsets, parse_time
-from probe_consumers.replay_sinks import ReplaySinks
+from probe_consumers.replay_tables import score_batch, verdict_batch
 from probe_consumers.runner import BindingRunner
 from undercurrent.codec import Codec
-from undercurrent.errors import ConfigError, ReplayError
+from undercurrent.errors import ConfigError
 from undercurrent.evaluation.diff import collect, compare
 from undercurrent.kafka.records import Record
 from undercurrent.probes import Binding, LinearProbe, LoadedProbe
@@ -147,49 +143,48 @@ def test_streams_in_the_range_that_no_live_verdict_speaks_of_are_a_difference():
     assert [(item.request_id, item.what) for item in outcome.differences] == [("b", "absent_live")]
 
 
-def test_results_and_scores_are_written_as_parquet_and_as_json_lines(tmp_path):
+@pytest.mark.parametrize("come_to", range(3 + 3 * BLOCKS + 3 + 1))
+def test_what_a_host_has_not_come_to_is_no_difference_and_what_it_should_have_said_is(come_to):
     log = make_log()
-    _, found, _ = replayed(log)
-    with ReplaySinks(tmp_path / "out") as sinks:
-        sinks.write(found[:4])
-        sinks.write(found[4:])
-    scores = pq.read_table(tmp_path / "out" / "scores.parquet").to_pylist()
-    lines = [json.loads(line) for line in (tmp_path / "out" / "scores.jsonl").read_text().splitlines()]
-    assert scores == lines
+    live = live_run(log[:come_to])
+    run, found, spans = replayed(log)
+    mine, theirs = comparable(live, found, run.edges(), spans)
+    outcome = compare(collect(mine), collect(theirs), judged_up_to={0: come_to})
+    ahead = {key.decode() for key, _ in log[-3:][max(0, come_to - len(log) + 3) :]}
+    assert (outcome.differences_total, {item.request_id for item in outcome.waiting}) == (0, ahead)
+    assert outcome.verdicts_compared == 3 - outcome.not_judged_yet == 3 - len(ahead)
+    # It says that it has come to the end, and has not said everything.
+    claimed = compare(collect(mine), collect(theirs), judged_up_to={0: len(log)})
+    assert {item.request_id for item in claimed.differences} == ahead
+    assert all(item.what == "absent_live" for item in claimed.differences)
+
+
+def test_verdicts_and_scores_become_rows():
+    _, found, _ = replayed(make_log())
+    scores = score_batch(found).to_pylist()
     assert len(scores) == 3 * BLOCKS
     told = collect(found)
     for row in scores:
         [telling] = [item for name, item in told.items() if name.request_id == row["request_id"]]
         bits = int(np.float32(row["score"]).view(np.uint32))
         assert telling.scores[row["token_pos"], row["layer"]] == bits
-    verdicts = pq.read_table(tmp_path / "out" / "verdicts.parquet").to_pylist()
+    verdicts = verdict_batch(found).to_pylist()
     assert [row["request_id"] for row in verdicts if row["kind"] == "result"] == ["a", "b", "c"]
-    assert len((tmp_path / "out" / "verdicts.jsonl").read_text().splitlines()) == len(verdicts)
-
-
-def test_what_is_not_finite_is_null_in_json_lines(tmp_path):
-    log = make_log()
-    _, found, _ = replayed(log)
-    scored = next(item for item in found if item.scores)
-    nan = np.full(len(scored.scores) // 4, np.nan, "<f4").tobytes()
-    with ReplaySinks(tmp_path) as sinks:
-        sinks.write([replace(scored, scores=nan)])
-    assert json.loads((tmp_path / "scores.jsonl").read_text().splitlines()[0])["score"] is None
 
 
 def test_times_are_iso_8601_in_utc_or_unix_seconds():
     assert parse_time("1970-01-01T00:00:01") == parse_time("1.0") == parse_time("1970-01-01T01:00:01+01:00") == 1000
     with pytest.raises(ConfigError, match="ISO 8601"):
         parse_time("yesterday")
+    for text in ("inf", "-5", "1e300", "0001-01-01"):
+        with pytest.raises(ConfigError, match="from 1970 to 9999"):
+            parse_time(text)
 
 
 def test_offsets_are_of_every_partition_or_of_one():
     assert parse_offsets(["5", "2:7"]) == {None: 5, 2: 7}
     with pytest.raises(ConfigError, match="PARTITION:OFFSET"):
         parse_offsets(["x"])
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(ReplayError, match=r"file/out: results cannot be written there: Not a directory"):
-        ReplaySinks(tmp_path / "file" / "out")
+    for text in ("-1", "2:-1", str(2**63)):
+        with pytest.raises(ConfigError, match=r"--to-offset .*: an offset is 0 or more, and has 63 bits"):
+            parse_offsets([text], "--to-offset")

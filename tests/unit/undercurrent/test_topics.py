@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from undercurrent.errors import TopicError
-from undercurrent.topics import DLQ_EXTRA_BYTES, HOUR_MS, Topic, TopicPlan, murmur2, partition_of
+from undercurrent.topics import DAY_MS, DLQ_EXTRA_BYTES, HOUR_MS, Topic, TopicPlan, murmur2, partition_of
 
 
 # Values that Apache Kafka's own unit tests give for org.apache.kafka.common.utils.Utils.murmur2, as signed 32 bits.
@@ -61,3 +61,23 @@ def test_an_unknown_point_names_those_that_exist():
 def test_a_name_that_kafka_refuses_is_refused():
     with pytest.raises(TopicError, match="A-Z"):
         TopicPlan(points=("späh",)).topics()
+
+
+@pytest.mark.parametrize("retention_ms", [4, 1000, 60_000, DAY_MS, 7 * DAY_MS + 3])
+def test_a_segment_is_at_most_a_quarter_of_the_retention(retention_ms):
+    config = Topic(name="t", partitions=1, retention_ms=retention_ms).config
+    assert 1 <= int(config["segment.ms"]) <= retention_ms / 4
+    assert config["min.insync.replicas"] == "1"
+
+
+def test_a_retention_that_no_segment_fits_into_is_refused():
+    with pytest.raises(TopicError, match="a retention of 3 ms; it must be at least 4"):
+        Topic(name="t", partitions=1, retention_ms=3)
+
+
+def test_copies_in_sync_are_those_that_one_broker_may_be_away_of():
+    for copies, given, in_sync in ((1, None, "1"), (2, None, "1"), (3, None, "2"), (5, None, "2"), (3, 3, "3")):
+        plan = TopicPlan(points=("p",), replication_factor=copies, min_insync_replicas=given)
+        assert {topic.config["min.insync.replicas"] for topic in plan.topics()} == {in_sync}
+    with pytest.raises(TopicError, match="min_insync_replicas is 3; accepted: 1 to replication_factor, 2"):
+        TopicPlan(replication_factor=2, min_insync_replicas=3)

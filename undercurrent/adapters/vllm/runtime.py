@@ -19,13 +19,21 @@ from undercurrent.adapters.vllm import compat
 from undercurrent.adapters.vllm.checked_taps import CheckedTaps
 from undercurrent.adapters.vllm.orphan import end_with
 from undercurrent.adapters.vllm.server import ServerSide
-from undercurrent.adapters.vllm.settings import CONFIG_KEY, CaptureSettings, graph_key, tap_set
+from undercurrent.adapters.vllm.settings import (
+    CONFIG_KEY,
+    LENGTHS_CALL,
+    SLOT_KEY,
+    CaptureSettings,
+    graph_key,
+    tap_set,
+)
 from undercurrent.adapters.vllm.silent_rank import SilentRank
 from undercurrent.adapters.vllm.tap import Way
 from undercurrent.adapters.vllm.version_check import check_vllm_version
+from undercurrent.capture.idle import IdleWriter
 from undercurrent.capture.points import CapturePoint, Order, child_index, parse_order, tap_groups
 from undercurrent.capture.ring import Ring
-from undercurrent.capture.server_orders import ServerOrders, safe_id
+from undercurrent.capture.server_orders import safe_id
 from undercurrent.capture.tracker import Tracker
 from undercurrent.errors import CaptureError, ProbingError
 from undercurrent.spec import ExtractionPoint
@@ -64,7 +72,8 @@ def attach(worker: Any, settings: CaptureSettings) -> Callable[[], None]:  # noq
             if ring is None:
                 capture = SilentRank(settings, config, runner, rank)
             else:
-                capture = WorkerCapture(settings, ring, config, runner, rank, server.orders if server else None)
+                capture = WorkerCapture(settings, ring, config, runner, rank, server)
+            compat.answer_calls(worker, LENGTHS_CALL, lambda: None if server is None else server.tell_lengths())
             capture.taps.before_compiling()
             compat.keep_runtime(worker, capture)
             compat.watch_weights(worker, capture.on_weights)
@@ -117,7 +126,7 @@ class WorkerCapture:
         config: of the engine.
         runner: the model runner, its model loaded.
         rank: which worker this is.
-        orders: of a bare server, whose requests come without one; None where a driver writes them.
+        server: where nobody prepares the orders of requests.
 
     Raises:
         CaptureError: a point cannot be captured on this model.
@@ -130,7 +139,7 @@ class WorkerCapture:
         config: VllmConfig,
         runner: compat.Runner,
         rank: compat.Rank,
-        orders: ServerOrders | None = None,
+        server: ServerSide | None = None,
     ) -> None:
         layers, width, dtype = compat.model_shape(config)
         points = compat.capture_points(config, settings.points, rank.pipeline)
@@ -138,12 +147,14 @@ class WorkerCapture:
         self._config = config
         self._runner = runner
         self._rank = rank
-        self._orders = orders
+        self._server = server
+        self._orders = None if server is None else server.orders
         self._ring = ring
         self.taps = CheckedTaps(runner, config, tap_groups(points), settings.max_tap_bytes)
         self._taps = self.taps.set
         writer = ring.writer()
         self._spent = writer.count_time
+        self._idle = IdleWriter(writer)
         self._tracker = Tracker(
             points,
             self._taps.rows_as_bytes(),
@@ -173,7 +184,7 @@ class WorkerCapture:
             "residual_stream": self.taps.stream,
             "vllm": check_vllm_version(),
         }
-        self._runner.wrap_steps(self._before, self._after, self._spent)
+        self._runner.wrap_steps(self._idle.guarded(self._before), self._idle.guarded(self._after), self._spent)
         self._ring.set_note(json.dumps(self.report))
         logger.info("capture is on: %s", self.report)
 
@@ -210,11 +221,12 @@ class WorkerCapture:
         self._weights += 1
         if self._dead:
             return
-        try:
-            self._tracker.supersede(f"the model's weights changed: {how}")
-        # As in a step: whatever we did wrong must not stop the engine.
-        except Exception as exc:
-            self._give_up(exc)
+        with self._idle:
+            try:
+                self._tracker.supersede(f"the model's weights changed: {how}")
+            # As in a step: whatever we did wrong must not stop the engine.
+            except Exception as exc:
+                self._give_up(exc)
 
     def _before(self, scheduler_output: Any) -> None:  # noqa: ANN401 - vLLM's SchedulerOutput
         if self._dead:
@@ -222,9 +234,7 @@ class WorkerCapture:
         try:
             # Finished requests may come in a step without tokens, and before a new one of the same id.
             for engine_id in compat.finished_ids(scheduler_output):
-                self._tracker.close(engine_id)
-                if self._orders is not None:
-                    self._orders.close(engine_id)
+                self._close(engine_id)
             for request in self._runner.new_requests(scheduler_output):
                 self._open(request)
             self._step += 1
@@ -239,25 +249,33 @@ class WorkerCapture:
     def _after(self, scheduler_output: Any) -> None:  # noqa: ANN401 - vLLM's SchedulerOutput
         if self._dead:
             return
+        taps, step = self._taps, self._step
         try:
-            self._taps.disarm()
-            if self._armed:
-                self._write(scheduler_output)
-            else:
-                self._tracker.idle(self._step)
+            taps.disarm()
+            if not self._armed:
+                self._tracker.idle(step)
+                return
+            rows = scheduler_output.total_num_scheduled_tokens
+            try:
+                stale = taps.stale(step, rows)
+                self._tracker.step(self._runner.batch(step, rows), stale)
+            # As above: the requests of this step lose their capture, and only that.
+            except Exception as exc:
+                logger.exception("capture failed in step %d", step)
+                self._tracker.fail(list(scheduler_output.num_scheduled_tokens), f"{type(exc).__name__}: {exc}")
         # As above.
         except Exception as exc:
             self._give_up(exc)
 
-    def _write(self, scheduler_output: Any) -> None:  # noqa: ANN401 - vLLM's SchedulerOutput
-        rows = scheduler_output.total_num_scheduled_tokens
+    def _close(self, engine_id: str) -> None:
         try:
-            stale = self._taps.stale(self._step, rows)
-            self._tracker.step(self._runner.batch(self._step, rows), stale)
-        # As above: the requests of this step lose their capture, and only that.
+            if self._orders is not None:
+                self._orders.close(engine_id)
+            self._tracker.close(engine_id)
+        # As in a step: this request's capture ends with an error, and only that.
         except Exception as exc:
-            logger.exception("capture failed in step %d", self._step)
-            self._tracker.fail(list(scheduler_output.num_scheduled_tokens), f"{type(exc).__name__}: {exc}")
+            logger.exception("the capture of request %r failed at its end", safe_id(engine_id))
+            self._tracker.fail([engine_id], f"{type(exc).__name__}: {exc}")
 
     def _open(self, request: Any) -> None:  # noqa: ANN401 - vLLM's NewRequestData
         engine_id = request.req_id
@@ -277,21 +295,32 @@ class WorkerCapture:
                 index=child_index(order, engine_id),
                 prompt_len=len(request.prompt_token_ids),
                 cached_prefix=request.num_computed_tokens,
-                cached_ids=request.prompt_token_ids[: request.num_computed_tokens],
+                prompt_ids=request.prompt_token_ids,
                 lora=compat.lora_of(request),
                 weights_version=str(self._weights) if self._weights else "",
             )
-        except CaptureError as exc:
-            logger.warning("request %s runs uncaptured: %s", safe_id(engine_id), exc)
-            # Every stage finds the same; one says it.
-            if self._rank.pipeline == 0:
-                self._tracker.fault("bad_order", str(exc), safe_id(engine_id))
+        # As in a step: this request runs uncaptured, and only it.
+        except Exception as exc:
+            self._not_opened(engine_id, exc)
+
+    def _not_opened(self, engine_id: str, error: Exception) -> None:
+        is_order, is_told = isinstance(error, CaptureError), True
+        detail = str(error) if is_order else f"{type(error).__name__}: {error}"
+        if self._tracker.captures(engine_id):
+            self._tracker.fail([engine_id], detail)
+        # Every stage finds the same fault of an order; one says it.
+        elif not is_order or self._rank.pipeline == 0:
+            is_told = self._tracker.fault("bad_order" if is_order else "capture_error", detail, safe_id(engine_id))
+        # Where nobody reads the ring for long it is only counted: a log must not grow with every request either.
+        if is_told:
+            logger.warning("request %r runs uncaptured: %s", safe_id(engine_id), detail, exc_info=not is_order)
 
     def _order_of(self, request: Any) -> Order | None:  # noqa: ANN401 - vLLM's NewRequestData
         raw = compat.order_of(request, CONFIG_KEY)
-        if self._orders is None:
+        if self._server is None:
             return None if raw is None else parse_order(raw, self._known)
-        taken = self._orders.take(request.req_id, raw)
+        slot = self._server.slot(compat.slot_of(request, SLOT_KEY))
+        taken = self._server.orders.take(request.req_id, raw, slot)
         if taken.fault:
             self._tracker.fault("bad_order", taken.fault, safe_id(request.req_id))
         return taken.order

@@ -88,8 +88,18 @@ def _prove(run: Callable[[np.ndarray], None], taps: TapSet, parts: ModelMap, ids
         name = f"{tap.group.tensor_type} of layer {tap.layer} ({type(tap.module).__name__})"
         if not taps.fired(tap, _STEP, len(ids)) or tap.slot not in expected:
             raise CaptureError(f"the tap on {name} did not fire on {len(ids)} rows")
-        if not torch.equal(tap.out[: len(ids)], expected[tap.slot].to(tap.out.dtype)):
+        wanted = expected[tap.slot]
+        if torch.promote_types(wanted.dtype, tap.out.dtype) != tap.out.dtype:
+            raise CaptureError(
+                f"the {name} is {_named(wanted.dtype)} in a model of {_named(tap.out.dtype)}: its rows would be "
+                f"rounded (load the model with dtype={_named(wanted.dtype)}, or leave {tap.group.tensor_type} out)"
+            )
+        if not torch.equal(tap.out[: len(ids)], wanted.to(tap.out.dtype)):
             raise CaptureError(f"the tap on {name} copied something else than the module gave")
+
+
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _note(tap: Tap, expected: dict[int, torch.Tensor]) -> Any:  # noqa: ANN401 - a handle of torch

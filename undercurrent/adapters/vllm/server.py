@@ -7,6 +7,7 @@ it announces a new incarnation, by which consumers know that the streams of the 
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from undercurrent.adapters.vllm.server_settings import ServerConfig
 from undercurrent.adapters.vllm.sidecar import Sidecar, SidecarStart
 from undercurrent.capture.ring import Ring
 from undercurrent.capture.server_orders import ServerOrders
+
+logger = logging.getLogger(__name__)
 
 
 class ServerSide:
@@ -50,6 +53,30 @@ class ServerSide:
             )
         )
         self._sidecar.start()
+        self._lengths_are_told = False
+        self._warned = False
+
+    def slot(self, said: int) -> int:
+        """Return where an API server of ours says how long a request is, -1 where there is none.
+
+        Args:
+            said: what stands beside the request; without such a server a client's own word, by which its rows would
+                wait for as long as it likes.
+        """
+        if self._lengths_are_told:
+            return said
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "no API server says how long requests are, so rows behind a stop string leave too: it takes "
+                "--middleware engine_worker.middleware.ControlMiddleware, and capture.confirm_lengths not to be false"
+            )
+        return -1
+
+    def tell_lengths(self) -> tuple[str, int]:
+        """Return path and inode of the ring to an API server that will say how long its requests are."""
+        self._lengths_are_told = True
+        return self.ring.path, Path(self.ring.path).stat().st_ino
 
     def wait_ready(self) -> None:
         """Wait until the publisher has announced itself; from then on it goes before the engine where they share cores.

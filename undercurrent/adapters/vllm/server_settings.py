@@ -33,7 +33,7 @@ from undercurrent.kafka.settings import KafkaSettings
 from undercurrent.pipeline import connection, read_sections, topic_plan
 from undercurrent.service.config import naming, validated
 from undercurrent.service.sections import LoggingSection, MetricsSection
-from undercurrent.spec import ProbeSpec, check_pipeline, load_yaml_file
+from undercurrent.spec import OnUnavailable, ProbeSpec, check_pipeline, load_yaml_file
 from undercurrent.topics import TopicPlan
 
 _SHARED = ("kafka", "topics", "points")
@@ -62,6 +62,7 @@ class ServerCaptureSection(_Section):
     Args:
         static: at which points every request is captured: true for all, false for none, or their names.
         trust_client_ids: clients say what their requests are called.
+        confirm_lengths: a row waits until its API server has counted its token.
         max_tap_mib: refuse to start when the tap buffers would need more.
         block_timeout_s: how long a point with `overflow: block` waits for the publisher.
         allow_untested: start in a combination of runner, compile mode, schedule and parallel mode that no test has run,
@@ -71,6 +72,7 @@ class ServerCaptureSection(_Section):
 
     static: StrictBool | tuple[StrictStr, ...] = True
     trust_client_ids: bool = False
+    confirm_lengths: bool = True
     max_tap_mib: Annotated[int, Field(gt=0)] = DEFAULT_MAX_TAP_BYTES >> 20
     block_timeout_s: Annotated[float, Field(ge=0)] = 1.0
     allow_untested: bool = False
@@ -84,12 +86,16 @@ class ServerPublisherSection(_Section):
         interval_ms: least time from one drain of the ring to the next: what an abort waits for at most.
         ring_mib: size of the ring, MiB.
         max_cycle_mib: most bytes of records in one cycle, MiB.
+        buffer_mib: most bytes that wait while the broker is at work on a cycle, MiB: what bridges its absence.
+        max_held_mib: most bytes of rows whose tokens no API server has counted yet, MiB; beyond it they are lost.
         ready_s: how long a start waits for Kafka.
     """
 
     interval_ms: Annotated[float, Field(ge=0)] = 10.0
     ring_mib: Annotated[int, Field(gt=0)] = 64
     max_cycle_mib: Annotated[int, Field(gt=0)] = 32
+    buffer_mib: Annotated[int, Field(gt=0)] = 256
+    max_held_mib: Annotated[int, Field(gt=0)] = 32
     ready_s: Annotated[float, Field(gt=0)] = 60.0
 
 
@@ -130,6 +136,7 @@ class ServerConfig:
             always=names if static is True else () if static is False else static,
             partitions=self.plan.activation_partitions,
             trusted=self.own.capture.trust_client_ids,
+            from_end=frozenset(point.name for point in self.points if point.needs_final_length),
         )
 
 
@@ -150,7 +157,7 @@ def server_config(path: Path) -> ServerConfig:
             raise ConfigError("points: is missing; it names the file of the extraction points, beside this one")
         points = load_yaml_file(path.parent / str(sections["points"]))
         check_pipeline(points)
-        _check_ends(points)
+        _check_continues(points)
         static = own.capture.static
         if not isinstance(static, bool) and (unknown := sorted(set(static) - set(points.names))):
             raise ConfigError(
@@ -160,16 +167,11 @@ def server_config(path: Path) -> ServerConfig:
         return ServerConfig(path=path, kafka=kafka, plan=topic_plan(sections, path.parent), points=points, own=own)
 
 
-def _check_ends(points: ProbeSpec) -> None:
-    # The worker hears of an end some steps late: how far it has computed by then does not say which token was the last.
+def _check_continues(points: ProbeSpec) -> None:
     for point in points:
-        if point.needs_final_length:
-            raise SpecValidationError(
-                f"{point.position.to_raw()!r} counts from the end, and nobody says on a bare server where that is: run "
-                "an engine worker, or name a position from the start",
-                point=point.name,
-                field="position",
-            )
+        if point.on_unavailable is not OnUnavailable.CONTINUE:
+            reason = f"{point.on_unavailable.value} is what an engine worker does; a bare server accepts: continue"
+            raise SpecValidationError(reason, point=point.name, field="on_unavailable")
 
 
 def server_capture(path: Path) -> CaptureSettings:

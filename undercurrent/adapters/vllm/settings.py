@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 CONFIG_KEY = "undercurrent"
 """Key of ours in `additional_config`, and of an order in a request's `extra_args`."""
 
+SLOT_KEY = "undercurrent.slot"
+"""Key in a request's `extra_args` under which an API server says where it tells the request's length."""
+
+LENGTHS_CALL = "undercurrent_lengths"
+"""Method of a bare server's workers by which an API server finds the tables of lengths."""
+
 SERVER_SUFFIXES = frozenset({".yaml", ".yml"})
 """How the name of a bare server's file ends; the file that a driver writes for its own engine is JSON."""
 

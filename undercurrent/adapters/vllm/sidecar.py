@@ -129,6 +129,8 @@ class Sidecar:
                 process.stdin.flush()
             except BrokenPipeError:
                 logger.error("the publisher process ended before it was told anything")
+            # It has left our family by then, and what we started has ended: not to be left behind as a zombie.
+            process.wait()
             with os.fdopen(read_fd, "rb") as pipe:
                 for line in pipe:
                     self._hear(json.loads(line))

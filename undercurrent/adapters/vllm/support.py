@@ -28,8 +28,8 @@ class Combination:
 
     Args:
         runner: `v1` or `v2`.
-        compile: `eager`; `dynamo`, as vLLM compiles on a CPU; `vllm`, split and cached as on a GPU; `cudagraphs`; or
-            `stock`, which is torch's own.
+        compile: `eager`; `dynamo`, as vLLM compiles on a CPU; `vllm`, split and cached as on a GPU; `cudagraphs`, of
+            the pieces between attention; `full cudagraphs`, of whole steps; or `stock`, which is torch's own.
         schedule: `sync`, `async`, `ngram`, or `drafts` for any other speculation.
         parallel: `1`, or what is above one of `TP`, `PP`, `DP`, joined by `+`.
     """
@@ -66,6 +66,9 @@ _TESTS = "tests/integration/vllm"
 _ONCE = "test_rows_are_those_of_one_process_and_come_once"
 _JOINED = "test_the_rows_of_two_stages_are_joined_into_those_of_one_engine"
 _REPLICAS = "data parallelism in one engine (run an engine worker per replica, each with a name of its own)"
+_WHOLE_GRAPHS = (
+    "CUDA graphs of whole steps, which no check at start replays (set enforce_eager, or cudagraph_mode PIECEWISE)"
+)
 _MATCH = "test_rows_match_transformers"
 _COMPILED = "test_a_compiled_engine_computes_what_one_without_a_compiler_does"
 _EIGHT = "test_eight_requests_at_once_match_transformers"
@@ -90,7 +93,9 @@ COMBINATIONS: tuple[Row, ...] = (
     _row("v1", "dynamo", "sync", "1", Status.PASSED, f"{_TESTS}/test_compiled.py::{_COMPILED}"),
     _row("v1", "vllm", "sync", "1", Status.PASSED, f"{_TESTS}/test_compiled.py::{_COMPILED}"),
     *(_row(ANY, ANY, ANY, parallel, Status.REFUSED, _REPLICAS) for parallel in ("DP", "TP+DP", "PP+DP", "TP+PP+DP")),
-    _row(ANY, "cudagraphs", ANY, ANY, Status.NOT_RUN, "CUDA graphs need a GPU (set enforce_eager)"),
+    _row(ANY, "full cudagraphs", ANY, ANY, Status.REFUSED, _WHOLE_GRAPHS),
+    _row("v2", "cudagraphs", ANY, ANY, Status.REFUSED, "CUDA graphs on the V2 model runner (set enforce_eager)"),
+    _row("v1", "cudagraphs", ANY, ANY, Status.NOT_RUN, "CUDA graphs need a GPU (set enforce_eager)"),
     _row(ANY, ANY, ANY, ANY, Status.NOT_RUN, "no test runs it"),
 )
 """The first row that fits a combination speaks for it."""
@@ -103,6 +108,16 @@ _SCHEDULES = {
     "n above 1": "test_children_are_told_apart_even_from_an_id_that_imitates_one",
     "LoRA": "test_two_adapters_and_the_base_in_one_batch",
     "new weights under running requests": "test_new_weights_end_a_stream_and_the_next_one_says_so",
+}
+_EVERY = {
+    "the V2 runner": "test_runner_v2.py::test_every_tensor_selector_and_encoding_on_v2_is_that_of_v1",
+    "asynchronous scheduling": (
+        "test_async_scheduling.py::test_every_tensor_selector_and_encoding_a_step_ahead_is_that_of_a_plain_engine"
+    ),
+    "ngram speculation": (
+        "test_speculation.py::test_every_tensor_selector_and_encoding_of_accepted_drafts_is_that_of_a_plain_engine"
+    ),
+    "two pipeline stages": f"test_pipeline.py::{_JOINED}",
 }
 _REFUSED = (
     "prefill context parallelism",
@@ -125,6 +140,10 @@ FEATURES: tuple[Row, ...] = (
         "structured outputs and logprobs",
         Status.PASSED,
         f"{_TESTS}/test_speculation.py::test_structured_outputs_and_logprobs_go_on",
+    ),
+    *(
+        Row(f"every tensor type, selector and encoding with {name}", Status.PASSED, f"{_TESTS}/{test}")
+        for name, test in _EVERY.items()
     ),
     *(Row(name, Status.REFUSED, name) for name in _REFUSED),
 )

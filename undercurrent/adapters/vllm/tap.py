@@ -35,6 +35,7 @@ __all__ = ["BESIDE", "FIRST", "SUM", "WHOLE", "Tap", "TapSet", "Way"]
 logger = logging.getLogger(__name__)
 
 _STEP_MASK = (1 << ROWS_SHIFT) - 1
+_KNOWN_SIZES = 512
 
 Copy = Callable[[torch.Tensor, torch.Tensor | None], None]
 
@@ -137,6 +138,7 @@ class TapSet:
         self._armed = False
         self._rows = self._number = 0
         self._fresh = b""
+        self._sizes: dict[int, tuple[list[torch.Size], list[torch.Tensor]]] = {}
         self._shapes: list[torch.Size] = []
         self._targets: list[torch.Tensor] = []
         self._wrapped: list[tuple[torch.nn.Module, Callable[..., Any], Callable[..., Any] | None]] = []
@@ -160,8 +162,7 @@ class TapSet:
             self._set_step(step)
         if rows != self._rows:
             self._rows = rows
-            self._shapes = [torch.Size((rows, tap.group.width)) for tap in self.taps]
-            self._targets = [tap.out[:rows] for tap in self.taps]
+            self._shapes, self._targets = self._sizes.get(rows) or self._size(rows)
         self.error = None
         self._armed = True
 
@@ -170,6 +171,14 @@ class TapSet:
         self._armed = False
         if self._step_word is not None:
             self._step_word[0] = 0
+
+    def _size(self, rows: int) -> tuple[list[torch.Size], list[torch.Tensor]]:
+        """Return what each tap is given, and where it writes, in a step of so many rows; the last sizes are kept."""
+        if len(self._sizes) >= _KNOWN_SIZES:
+            self._sizes.clear()
+        shapes = [torch.Size((rows, tap.group.width)) for tap in self.taps]
+        self._sizes[rows] = found = shapes, [tap.out[:rows] for tap in self.taps]
+        return found
 
     def _set_step(self, step: int) -> None:
         if self._step_word is not None:

@@ -12,6 +12,8 @@ from undercurrent.testing import demo_model as vault
 
 OF_EACH = 4
 MAX_TOKENS = 300
+# Long reports: on a machine that is slow for its tokens, a second passes between a row and the abort that it causes.
+_SEEDS = (16, 2, 20, 4, 5, 22, 7, 27)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +58,9 @@ def asks(own: Sequence[str]) -> list[Ask]:
         if person.part != "test" or not left[person.holder]:
             continue
         left[person.holder] -= 1
-        number = len(chosen) + 1
+        number, seed = len(chosen) + 1, _SEEDS[len(chosen)]
         prompt = vault.PROMPTS[number % len(vault.PROMPTS)].format(name=person.name)
-        chosen.append(Ask(f"ask-{number}", "vault" if person.holder else "other", prompt, seed=number))
+        chosen.append(Ask(f"ask-{number}", "vault" if person.holder else "other", prompt, seed=seed))
     yours = (Ask(f"yours-{number}", "yours", _ended(text), seed=number) for number, text in enumerate(own, start=1))
     return [*chosen, *yours]
 

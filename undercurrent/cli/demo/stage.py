@@ -32,7 +32,7 @@ from undercurrent.probes.bindings import load_bindings
 from undercurrent.probes.folder import LinearArtefact, read_folder
 from undercurrent.spec import load_yaml_file
 from undercurrent.testing import demo_model as vault
-from undercurrent.testing.brokers import free_port
+from undercurrent.testing.servers import free_port
 from undercurrent.topics import TopicPlan
 
 PARTITIONS = 4

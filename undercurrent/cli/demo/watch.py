@@ -7,11 +7,11 @@ from types import TracebackType
 from typing import Self
 
 from undercurrent.cli.demo.story import Story, Teller
-from undercurrent.codec.avro import Codec
 from undercurrent.errors import DecodeError
 from undercurrent.kafka.client import Isolation, KafkaSettings
 from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.reader import AssignedReader
+from undercurrent.subjects import codec_of
 from undercurrent.topics import TopicPlan
 
 _BATCH = 500
@@ -32,7 +32,7 @@ class Watch:
         starts = {(place.topic, place.number): offset for place, offset in lookup.end(places).items()}
         # Committed, as every reader of verdicts should: a host may write one, die, and write it again.
         self._reader = AssignedReader(settings, starts, isolation=Isolation.READ_COMMITTED, lookup=lookup)
-        self._codec = Codec()
+        self._codec = codec_of(settings)
         self._stories = tuple(stories)
 
     def __enter__(self) -> Self:

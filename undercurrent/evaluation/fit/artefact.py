@@ -13,6 +13,8 @@ from undercurrent.evaluation.fit.fitted import TrainableProbe
 METRICS_FORMAT = "undercurrent.probe-metrics/1"
 METRICS_NAME = "metrics.json"
 CARD_NAME = "README.md"
+UNJUDGED = "No test split has judged it yet."
+"""What the card says until an evaluation writes its figures in this place."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +58,7 @@ def card(probe: TrainableProbe, metrics: Mapping[str, Any]) -> str:
         _choice_text(metrics),
         "\n## What to expect\n",
         _threshold_text(metrics["threshold"]),
-        "\nNo test split has judged it yet.\n" if metrics["test"] is None else "",
+        f"\n{UNJUDGED}\n" if metrics["test"] is None else "",
         "\n## Use\n",
         f"```yaml\nbindings:\n  - name: {config.name}\n    point: POINT   # captures layer {config.layer} of "
         f"{config.tensor_type.value}\n    probe: ./{config.name}\n    mode: {config.mode or 'shadow'}\n```\n",

@@ -121,12 +121,17 @@ class LabelledRequest:
         self.width_at(site)
         with np.errstate(invalid="ignore", over="ignore"):
             rows = np.asarray(self.rows[site][chosen]).astype(np.float32)
-            # One number per row tells whether any of its values is not finite.
-            told = np.isfinite(rows.sum(axis=1, dtype=np.float64))
+            told = finite(rows)
         if not told.all():
             token = int(np.asarray(self.positions)[chosen][np.argmin(told)])
             raise self._wrong("rows", f"token {token}, {site}: a value is not finite; leave the request out")
         return rows
+
+
+def finite(rows: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Return which rows [n, width] have finite values alone, bool [n]: one number per row tells."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.asarray(np.isfinite(rows.sum(axis=1, dtype=np.float64)))
 
 
 def token_labels(

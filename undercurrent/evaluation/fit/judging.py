@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
@@ -10,10 +11,11 @@ from numpy.typing import NDArray
 
 from undercurrent.errors import ProbeError
 from undercurrent.evaluation.fit.blocks import LabelledRequest, Site, once_each
-from undercurrent.evaluation.fit.deciding import comparable, request_score
+from undercurrent.evaluation.fit.deciding import comparable
 from undercurrent.evaluation.fit.fitted import TrainableProbe
 from undercurrent.evaluation.fit.reference import ReferenceBuilder
 from undercurrent.evaluation.fit.sweep import score_tokens
+from undercurrent.probes.aggregators import make_aggregator
 
 
 @dataclass(slots=True)
@@ -60,9 +62,12 @@ def judge(blocks: Iterable[LabelledRequest], probe: TrainableProbe, fitted_group
                 f"split too; accepted: groups of its own"
             )
         scores, norms = _read(block, probe)
-        score, weight = request_score(scores, config.aggregation), 1.0 / block.sampling_probability
+        aggregates = make_aggregator(config.aggregation).update(scores)
+        score = float(aggregates.max(initial=-math.inf))
+        last = float(aggregates[-1]) if aggregates.size else -math.inf
+        weight = 1.0 / block.sampling_probability
         counted = np.asarray(block.positions)[block.counted(config.positions)]
-        reference.take(counted, scores, norms, score, weight)
+        reference.take(counted, scores, norms, score, last, weight)
         told.append((block.label, score, len(scores), weight))
     labelled = [entry for entry in told if entry[0] is not None]
     if all(entry[0] for entry in labelled):

@@ -118,7 +118,7 @@ def _conclude(
     judged: Judged,
 ) -> TrainedProbe:
     limit = threshold_for_fpr(judged.labels, judged.scores, settings.max_fpr, weights=judged.weights)
-    reference = judged.reference.finish(judged.all_scores >= limit, judged.all_weights)
+    reference = judged.reference.finish(judged.all_scores >= limit, judged.all_weights, limit)
     figures = threshold_figures(
         judged.labels, judged.scores, judged.lengths,
         threshold=limit, max_fpr=settings.max_fpr, weights=judged.weights,

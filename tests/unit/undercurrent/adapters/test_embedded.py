@@ -3,121 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
 
 import numpy as np
 import pytest
 
-from undercurrent.adapters.arguments import sampling_of
-from undercurrent.adapters.embedded import EmbeddedAdapter
+from tests.unit.undercurrent.adapters.embedded_doubles import (
+    LAYERS,
+    PROMPT,
+    WIDTH,
+    Adapter,
+    Keeper,
+    a_point,
+    positions,
+    run,
+    waiting_router,
+)
 from undercurrent.adapters.routing import numpy_rows, torch_rows
-from undercurrent.core import Probe, ProbeAction, ProbeRegistry, ProbeResult, ProbeSignal
+from undercurrent.core import ProbeAction, ProbeRegistry, ProbeSignal
 from undercurrent.errors import (
     BadRequestError,
     CaptureError,
-    EngineDeadError,
     RouterError,
-    VLLMAdapterLimitationError,
     WorkerExtractionError,
 )
 from undercurrent.router import Router
 from undercurrent.spec import (
     ExecutionMode,
-    ExtractionPoint,
     InterventionPolicy,
     TensorType,
     UntilPolicy,
 )
-from undercurrent.testing.fake_engine import FakeEngine, activation, generated_text
+from undercurrent.testing.fake_engine import activation, generated_text
 from undercurrent.testing.waiting import wait_until
-
-LAYERS, WIDTH = 4, 16
-PROMPT = "a prompt"
-
-
-class Keeper(Probe):
-    """Keeps what it saw, and stops at a position if told to."""
-
-    def __init__(self, stop_at=None, wait=None):
-        self.seen = []
-        self.stop_at = stop_at
-        self.wait = wait
-
-    def on_activation(self, record):
-        if self.wait is not None:
-            assert self.wait.wait(10)
-        self.seen.append((record.token_pos, record.layer, record.is_generated, np.asarray(record.tensor)))
-        if record.token_pos == self.stop_at:
-            return ProbeSignal(ProbeAction.ABORT, score=1.0, token_pos=record.token_pos)
-        return ProbeSignal(score=0.0, token_pos=record.token_pos)
-
-    def on_end(self, ctx):
-        return ProbeResult(self.request_id, self.extraction_point_name, self.seen)
-
-
-class Raiser(Keeper):
-    def on_activation(self, record):
-        raise ValueError("no")
-
-
-class Adapter(EmbeddedAdapter):
-    def __init__(self, **options):
-        super().__init__(**options.pop("adapter", {}))
-        self.options = options
-        self.fake = None
-
-    def _make_engine(self, model, ring, kwargs):
-        self.fake = FakeEngine(
-            open_points=True, ring=ring, layers=LAYERS, width=WIDTH, step_s=0.001, **self.options, **kwargs
-        )
-        return self.fake
-
-
-def a_point(name="p", layers=(1,), position="generated[*]", **fields):
-    fields = {"tensor_type": TensorType.RESIDUAL_STREAM, "probe_type": "keep", **fields}
-    return ExtractionPoint(name=name, layers=layers, position=position, **fields)
-
-
-@pytest.fixture
-def router():
-    registry = ProbeRegistry()
-    registry.register("keep", Keeper)
-    registry.register("raise", Raiser)
-    with Router(registry, worker_pool_size=2) as made:
-        made.ended = {}
-        made.on_request_end(made.ended.__setitem__)
-        yield made
-
-
-@pytest.fixture(scope="module")
-def adapter():
-    with Adapter() as made:
-        made.load_model("fake")
-        yield made
-
-
-@contextlib.contextmanager
-def waiting_router(go):
-    registry = ProbeRegistry()
-    registry.register("keep", Keeper, {"wait": go})
-    with Router(registry) as made:
-        made.ended = {}
-        made.on_request_end(made.ended.__setitem__)
-        yield made
-
-
-def run(adapter, router, request_id, *points, tokens=6, **kwargs):
-    adapter.register_extraction(request_id, list(points))
-    try:
-        return adapter.generate(request_id, PROMPT, {"max_tokens": tokens, **kwargs}, router)
-    finally:
-        adapter.unregister_extraction(request_id)
-
-
-def positions(router, request_id, name="p"):
-    return [(position, layer) for position, layer, _, _ in router.ended[request_id][name].verdict]
 
 
 def test_every_wanted_row_is_routed_in_order_before_generate_returns(adapter, router):
@@ -376,235 +295,9 @@ def test_an_abort_that_comes_when_nobody_waits_for_it_any_more_still_stops_its_r
     assert ProbeAction.ABORT in [one.signal.action for chunk in chunks for one in chunk.signals]
 
 
-def chunks_of(adapter, router, request_id, point, limit=None, **kwargs):
-    async def read():
-        found = []
-        stream = adapter.stream(request_id, PROMPT, kwargs, router)
-        async with contextlib.aclosing(stream) as chunks:
-            async for chunk in chunks:
-                found.append(chunk)
-                if limit is not None and len(found) == limit:
-                    break
-        return found
-
-    adapter.register_extraction(request_id, [point])
-    return asyncio.run(asyncio.wait_for(read(), 30))
-
-
-def test_a_stream_brings_the_signals_of_its_tokens(adapter, router):
-    chunks = chunks_of(adapter, router, "s1", a_point(), max_tokens=6)
-    assert "".join(chunk.text for chunk in chunks) == generated_text("s1", 6)
-    assert [chunk.finish_reason for chunk in chunks] == [None] * 5 + ["length"]
-    said = [[signal.signal.token_pos for signal in chunk.signals] for chunk in chunks]
-    assert [place for places in said for place in places] == [8, 9, 10, 11, 12]
-    # The engine may be a step ahead of its reader: a signal never comes after its token, but it may come before.
-    assert all(sum(map(len, said[: n + 1])) >= n for n in range(6))
-    assert chunks[-1].prompt_tokens == len(PROMPT)
-
-
-def test_a_stream_that_a_probe_stops_says_which_signal_did(adapter, router):
-    chunks = chunks_of(adapter, router, "s2", a_point(probe_args={"stop_at": 10}), max_tokens=3000)
-    assert chunks[-1].finish_reason == "abort"
-    said = [one for chunk in chunks for one in chunk.signals]
-    assert [one.extraction_point_name for one in said if one.signal.action is ProbeAction.ABORT] == ["p"]
-
-
-def test_a_signal_of_a_stream_says_where_it_was_given_also_where_the_probe_does_not(adapter, router):
-    chunks = chunks_of(adapter, router, "s4", a_point(layers=(0, 2)), max_tokens=3)
-    said = [(one.signal.token_pos, one.signal.layer) for chunk in chunks for one in chunk.signals]
-    assert said == [(8, 0), (8, 2), (9, 0), (9, 2)]
-
-
-def test_a_stream_that_nobody_reads_on_is_stopped(adapter, router):
-    assert len(chunks_of(adapter, router, "s3", a_point(), limit=3, max_tokens=4000)) == 3
-    assert run(adapter, router, "s3", a_point()) == generated_text("s3", 6)
-
-
-def test_sampling_parameters_are_known_by_name():
-    assert sampling_of({"stop": "x", "stop_token_ids": [1]}).stop == ("x",)
-    with pytest.raises(BadRequestError, match="unknown sampling parameters: max_token; accepted: frequency_penalty"):
-        sampling_of({"max_token": 1})
-    with pytest.raises(BadRequestError, match="n is 1"):
-        sampling_of({"n": 2})
-
-
-def test_signals_that_hold_arrays_do_not_trouble_a_stream_that_they_stop(adapter):
-    class Arrays(Keeper):
-        def on_activation(self, record):
-            return ProbeSignal(ProbeAction.ABORT, {"row": np.asarray(record.tensor)})
-
-    registry = ProbeRegistry()
-    registry.register("arrays", Arrays)
-    with Router(registry) as other:
-        chunks = chunks_of(adapter, other, "arr", a_point(probe_type="arrays", layers=(0, 1)), max_tokens=3000)
-    assert chunks[-1].finish_reason == "abort"
-
-
-def test_a_shutdown_from_a_listener_is_refused():
-    errors = []
-
-    def end(_request_id, _results):
-        try:
-            made.shutdown()
-        except VLLMAdapterLimitationError as exc:
-            errors.append(str(exc))
-
-    registry = ProbeRegistry()
-    registry.register("keep", Keeper)
-    with Adapter() as made, Router(registry) as other:
-        other.on_request_end(end)
-        made.load_model("fake")
-        run(made, other, "sl", a_point())
-    assert errors == ["shutdown from a probe or a listener would wait for itself for ever"]
-
-
-def test_one_adapter_serves_one_model(adapter):
-    with pytest.raises(VLLMAdapterLimitationError, match="one model"):
-        adapter.load_model("another")
-
-
-def test_nothing_works_before_a_model_is_loaded_or_after_it_is_gone(router):
-    made = Adapter()
-    with pytest.raises(EngineDeadError, match="load_model"):
-        made.register_extraction("x", [])
-    made.load_model("fake")
-    made.register_extraction("x", [])
-    made.shutdown()
-    made.shutdown()
-    with pytest.raises(EngineDeadError, match="load_model"):
-        made.generate("x", PROMPT, {}, router)
-
-
-def test_a_shutdown_ends_the_requests_that_run(router):
-    made = Adapter()
-    made.load_model("fake")
-    go = threading.Event()
-    errors = []
-
-    class First(Keeper):
-        def on_activation(self, record):
-            go.set()
-
-    registry = ProbeRegistry()
-    registry.register("first", First)
-
-    def generate(other):
-        made.register_extraction("long", [a_point(probe_type="first")])
-        try:
-            made.generate("long", PROMPT, {"max_tokens": 4000}, other)
-        except EngineDeadError as exc:
-            errors.append(exc)
-
-    with Router(registry) as other:
-        ended = {}
-        other.on_request_end(ended.__setitem__)
-        thread = threading.Thread(target=generate, args=(other,))
-        thread.start()
-        assert go.wait(10)
-        made.shutdown()
-        thread.join(30)
-        assert not thread.is_alive()
-    assert len(errors) == 1
-    assert list(ended) == ["long"]
-
-
-def test_an_engine_that_dies_ends_every_request_by_name(router):
-    with Adapter() as made:
-        made.load_model("fake")
-        made.fake._step = None
-        with pytest.raises(EngineDeadError, match="died"):
-            run(made, router, "dead", a_point())
-    assert "dead" in router.ended
-
-
-def test_a_model_that_does_not_start_leaves_no_thread_behind():
-    class Broken(Adapter):
-        def _make_engine(self, model, ring, kwargs):
-            engine = super()._make_engine(model, ring, kwargs)
-
-            async def start():
-                raise CaptureError("no such model")
-
-            engine.start = start
-            return engine
-
-    before = set(threading.enumerate())
-    made = Broken()
-    with pytest.raises(CaptureError, match="no such model"):
-        made.load_model("fake")
-    assert set(threading.enumerate()) <= before
-
-
 @pytest.mark.parametrize("rows", [numpy_rows, torch_rows], ids=["numpy", "torch"])
 def test_rows_have_the_shape_of_their_type(rows):
     values = np.arange(24, dtype=np.float32)
     found = rows(memoryview(bytearray(values.tobytes())), "float32", (2, 3, 2))
     assert [tuple(row.shape) for row in found] == [(2, 3, 2)] * 2
     assert np.array_equal(np.stack([np.asarray(row) for row in found]).ravel(), values)
-
-
-class LateFake(FakeEngine):
-    """Computes past the end of a request, and says what it has generated only while `gate` is open."""
-
-    def __init__(self, gate, **options):
-        super().__init__(overrun=4, **options)
-        self.gate = gate
-
-    async def submit(self, request):
-        async for delta in super().submit(request):
-            while not self.gate.is_set():
-                await asyncio.sleep(0.001)
-            yield delta
-
-
-class LateAdapter(EmbeddedAdapter):
-    def __init__(self):
-        super().__init__()
-        self.gate = threading.Event()
-        self.gate.set()
-
-    def _make_engine(self, model, ring, kwargs):
-        self.fake = LateFake(self.gate, open_points=True, ring=ring, layers=LAYERS, width=WIDTH, step_s=0.001)
-        return self.fake
-
-
-@pytest.fixture(scope="module")
-def late():
-    with LateAdapter() as made:
-        made.load_model("fake")
-        yield made
-
-
-def positions_of(router, request_id):
-    return [position for position, *_ in router.ended[request_id]["p"].verdict]
-
-
-@pytest.mark.parametrize("tokens", [1, 2, 9])
-def test_no_probe_sees_a_row_past_the_last_token(late, router, tokens):
-    for number in range(3):
-        name = f"past-{tokens}-{number}"
-        late.register_extraction(name, [a_point(position="*")])
-        late.generate(name, PROMPT, {"max_tokens": tokens}, router)
-        seen, length = positions_of(router, name), len(PROMPT) + tokens
-        # The last token has a row of its own where the engine went on for long enough.
-        assert seen in (list(range(length - 1)), list(range(length)))
-
-
-def test_a_probe_that_stops_a_request_sees_nothing_past_what_was_generated(late, router):
-    name = "past-stopped"
-    late.register_extraction(name, [a_point(position="*", probe_args={"stop_at": len(PROMPT) + 4})])
-    text = late.generate(name, PROMPT, {"max_tokens": 200}, router)
-    assert positions_of(router, name)[-1] < len(PROMPT) + len(text) < len(PROMPT) + 100
-
-
-def test_rows_wait_for_an_adapter_that_is_slower_than_its_engine(late, router):
-    name = "waits"
-    late.register_extraction(name, [a_point(position="*")])
-    late.gate.clear()
-    before = late.fake.steps
-    runner = threading.Thread(target=late.generate, args=(name, PROMPT, {"max_tokens": 30}, router))
-    runner.start()
-    wait_until(lambda: late.fake.steps >= before + 34, 10, "the engine to have gone past the end")
-    late.gate.set()
-    runner.join(10)
-    assert positions_of(router, name) == list(range(len(PROMPT) + 30))

@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 
-from tests.unit.undercurrent.adapters.test_embedded import PROMPT, WIDTH, Adapter, Keeper, a_point, run
+from tests.unit.undercurrent.adapters.embedded_doubles import PROMPT, WIDTH, Adapter, Keeper, a_point, run
 from undercurrent.adapters.arguments import sampling_of
 from undercurrent.core import ProbeRegistry
 from undercurrent.errors import (

@@ -9,8 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.undercurrent.capture.tracker_sim import POINTS
 from undercurrent.capture import frames
+from undercurrent.capture.opening import closing, opening, point_text, request_text
+from undercurrent.capture.points import Order
 from undercurrent.capture.ring import Frame
+from undercurrent.capture.table import Column
 from undercurrent.errors import RingError
 
 OPEN = frames.Open(
@@ -86,3 +90,32 @@ def test_broken_frames_are_refused():
     wrong[frames.STEP_HEAD.size + 4] = 3
     with pytest.raises(RingError, match="segments"):
         frames.Step(memoryview(wrong)).table()
+
+
+TEXTS = st.text(max_size=30)
+
+
+@given(
+    TEXTS.filter(bool), st.none() | TEXTS, TEXTS, TEXTS, st.integers(-1, 50), st.integers(0, 9), st.sampled_from(POINTS)
+)
+def test_what_the_first_and_the_last_frame_say_is_what_was_meant(name, tenant, lora, detail, slot, index, point):
+    """They are written by hand, for the sake of the engine's thread; a dataclass says the same."""
+    order = Order(
+        request_id=name, attempt=1 << 62, points=(point.name, f"{lora}é"), partition=7, tenant=tenant, slot=slot,
+        rollouts=6,
+    )  # fmt: skip
+    stream = Column(point, 4, point_text(point)).open(9, 3, range(5), range(0), -1)
+    stream.emitted, stream.last_pos, stream.dropped = 4, 8, 2
+    where = {"index": index, "prompt_len": 5, "cached_prefix": 3, "lora": lora, "weights_version": detail}
+    kind, payload = opening(stream, request_text(order, **where, now_us=11))
+    group = point.group
+    assert frames.decode(Frame(kind, memoryview(payload), 0)) == frames.Open(
+        stream=9, request_id=name, attempt=1 << 62, point=point.name, partition=7, tensor_type=group.tensor_type,
+        layers=group.layers, width=point.width, row_shape=point.row_shape, dtype=point.dtype, token_ids=point.token_ids,
+        point_hash=point.point_hash, tenant=tenant, opened_at_us=11, slot=slot + index if slot >= 0 else -1,
+        tail=() if point.tail is None else point.tail.place, rollouts=6, points=order.points, **where,
+    )  # fmt: skip
+    kind, payload = closing(stream, "capture_error", detail, 12)
+    assert frames.decode(Frame(kind, memoryview(payload), 0)) == frames.Close(
+        stream=9, reason="capture_error", detail=detail, last_pos=8, emitted=4, dropped=2, closed_at_us=12
+    )

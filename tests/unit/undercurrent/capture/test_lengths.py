@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from undercurrent.capture.lengths import FINAL, NO_LIMIT, LengthTable, Limits
+from undercurrent.capture.lengths import FINAL, NO_LIMIT, LengthTable, Limits, length_in, share_of
 from undercurrent.capture.ring import Ring
 from undercurrent.errors import CaptureError, RingError
 
@@ -143,3 +143,36 @@ def test_the_table_is_shared_by_who_opens_the_ring():
         opened.close()
     with pytest.raises(RingError, match="slots"):
         Ring.create(8192, slots=0)
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, 8), (2, 9), (3, 64), (64, 65_536)])
+def test_shares_of_a_table_are_apart_and_leave_nothing_out(count, size):
+    entries = [entry for index in range(count) for entry in share_of(index, count, size)]
+    assert entries == list(range(size))
+
+
+def test_writers_of_one_table_stay_in_their_shares_and_write_every_copy_alike():
+    memory, copy = words(8), words(8)
+    tables = [LengthTable(memory, [copy], share_of(index, 2, 8)) for index in (0, 1)]
+    told = {}
+    for number in range(40):
+        table = tables[number % 2]
+        slot = table.take(1 + number // 20)
+        assert {(slot + child) % 8 // 4 for child in range(1 + number // 20)} == {number % 2}
+        table.tell(slot, 0, number + 1, final=True)
+        told[slot] = number + 1
+        for slots in (memory, copy):
+            assert length_in(slots, slot) == (number + 1, True)
+        table.free(slot, 1 + number // 20)
+    assert len(told) == 40, "no slot comes twice"
+
+
+def test_a_share_that_is_full_takes_nothing_of_the_others():
+    table = LengthTable(words(8), share=share_of(1, 2, 8))
+    taken = [table.take(1) for _ in range(4)]
+    with pytest.raises(CaptureError, match="no 1 of 4"):
+        table.take(1)
+    table.free(taken[2], 1)
+    assert table.take(1) % 8 == taken[2] % 8
+    with pytest.raises(CaptureError, match="no 5 of 4"):
+        LengthTable(words(8), share=share_of(0, 2, 8)).take(5)

@@ -27,7 +27,6 @@ def point(**fields):
         ({"tensor_type": "router_topk"}, "tensor_type router_topk is not captured"),
         ({"layers": 4, "tensor_type": "layer_input"}, "layers 0 to 3"),
         ({"execution_mode": "inline"}, "inline"),
-        ({"overflow": "drop_oldest"}, "drop_oldest"),
         ({"layers": 4}, "layers 0 to 3"),
         ({"layers": 3, "tensor_type": "final_norm"}, "one layer, 4"),
         ({"reduce": {"project": "nowhere.safetensors"}}, "reduce.project: nowhere.safetensors: cannot be read"),
@@ -148,3 +147,11 @@ def test_no_json_value_raises_anything_else(value):
 )
 def test_a_child_is_known_by_its_own_prefix_alone(order, engine_id, expected):
     assert child_index(Order(request_id="r", attempt=1, points=(), partition=0, **order), engine_id) == expected
+
+
+@pytest.mark.parametrize("around", ["{}", " {}", "{} ", "\n\t{}\n"])
+def test_space_around_an_order_means_nothing(around):
+    order = Order(request_id="r", attempt=1, points=("p",), partition=0)
+    assert parse_order(around.replace("{}", order.to_json()), {"p"}) == order
+    with pytest.raises(CaptureError, match="not JSON"):
+        parse_order(around.replace("{}", order.to_json()) + "x", {"p"})

@@ -23,14 +23,14 @@ def feed(tracker, step, computed, tokens, name="one"):
 
 
 @contextmanager
-def one_request(points=("all",)):
+def one_request(points=("all",), prompt_ids=()):
     """A tracker with one open request of four prompt tokens, and what its ring says."""
     ring = Ring.create(1 << 20)
     log = RingLog(ring.reader())
     buffers = {g: np.zeros((MAX_ROWS, g.row_bytes), np.uint8) for g in tap_groups(POINTS)}
     tracker = Tracker(POINTS, buffers, ring.writer(), check_plans=True)
     order = Order(request_id="one", attempt=1, points=points, partition=0)
-    tracker.open("one", order, index=0, prompt_len=4, cached_prefix=0)
+    tracker.open("one", order, index=0, prompt_len=4, cached_prefix=0, prompt_ids=prompt_ids)
     try:
         yield tracker, log
     finally:
@@ -123,6 +123,24 @@ def test_positions_that_came_from_elsewhere_are_declared_lost():
             assert [(loss.first_pos, loss.last_pos, loss.rows) for loss in stream.losses] == lost
             assert (stream.closed.emitted, stream.closed.dropped) == (len(positions), sum(rows for *_, rows in lost))
             assert stream.rewinds == []
+
+
+def test_a_stop_token_among_positions_that_came_from_elsewhere_ends_the_stream():
+    """The token 14 ends `until_strided`, which wants positions 0, 3, 6 and so on; 0 ends `until_prompt`."""
+    with one_request(("all", "until_strided", "until_prompt"), prompt_ids=[1, 0, 14, 4]) as (tracker, log):
+        feed(tracker, 1, 0, [1])
+        feed(tracker, 2, 3, [4])
+        feed(tracker, 3, 4, [10])
+        tracker.close("one")
+        log.read()
+        for name, positions, lost in (
+            ("all", [0, 3, 4], [(1, 2, 2)]),
+            ("until_strided", [0], []),
+            ("until_prompt", [], [(1, 1, 1)]),
+        ):
+            stream = log.streams["one", 0, name]
+            assert (name, stream.positions) == (name, positions)
+            assert [(loss.first_pos, loss.last_pos, loss.rows) for loss in stream.losses] == lost
 
 
 def test_other_weights_end_every_stream():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import shutil
 import struct
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -256,3 +258,58 @@ def test_closing_leaves_no_descriptor():
     view.release()
     del ring
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+ALLOCATE = """
+import os, resource, sys
+from undercurrent.capture.ring import Ring
+from undercurrent.errors import RingError
+kind, most = sys.argv[1], 32 << 20
+open_before = len(os.listdir("/proc/self/fd"))
+if kind == "RLIMIT_AS":
+    most += os.sysconf("SC_PAGE_SIZE") * int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(getattr(resource, kind), (most, most))
+try:
+    Ring.create(64 << 20)
+except RingError as exc:
+    print(exc)
+assert len(os.listdir("/proc/self/fd")) == open_before
+ring = Ring.create(1 << 20)
+ring.writer().put_control(1, b"goes on")
+print([bytes(frame.payload) for frame in ring.reader().read()])
+"""
+
+
+@pytest.mark.parametrize("kind", ["RLIMIT_FSIZE", "RLIMIT_AS"])
+def test_memory_that_cannot_be_had_is_said_and_leaves_nothing_behind(kind):
+    command = [sys.executable, "-c", ALLOCATE, kind]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    error, went_on = done.stdout.splitlines()
+    assert error.startswith("cannot allocate a ring of ")
+    assert "publisher.ring_mib" in error
+    assert went_on == "[b'goes on']"
+
+
+FULL_SHM = """
+mount -t tmpfs -o size=64k tmpfs /dev/shm && { cat /dev/zero > /dev/shm/all 2> /dev/null; exec "$0" -c "$1"; }
+"""
+NO_ROOM = """
+import os
+from undercurrent.capture.ring import Ring
+assert os.statvfs("/dev/shm").f_bavail == 0
+ring = Ring.create(4 << 20)
+writer, reader = ring.writer(), Ring.open(ring.path).reader()
+at = writer.reserve(2, 1 << 20)
+writer.data[at : at + (1 << 20)] = bytes(1 << 20)
+writer.commit()
+print([len(frame.payload) for frame in reader.read()])
+"""
+
+
+def test_a_full_dev_shm_is_nothing_to_a_ring():
+    unshare = ["unshare", "-Urm"]
+    if shutil.which("unshare") is None or subprocess.run([*unshare, "true"], capture_output=True).returncode:
+        pytest.skip("this kernel lets nobody mount a /dev/shm of their own")
+    command = [*unshare, "sh", "-c", FULL_SHM, sys.executable, NO_ROOM]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"[{1 << 20}]\n"

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from undercurrent.capture.opening import slot_of
 from undercurrent.capture.server_orders import ServerOrders, ServerRules, name_of, safe_id
 from undercurrent.topics import partition_of
 
@@ -148,3 +149,26 @@ def test_an_order_that_a_worker_will_refuse_is_left_as_it_is(raw):
     named = orders(trusted=True).name(ENGINE_ID, "cmpl-mine-0", 0, raw)
     taken = orders(trusted=True).take(ENGINE_ID, raw if named.order is None else named.order)
     assert named.names[taken.order.request_id] == (taken.order.attempt, taken.order.index)
+
+
+@pytest.mark.parametrize("index", [0, 5, 2**31 - 1])
+def test_where_a_length_is_told_goes_on_to_the_streams_of_whatever_child(index):
+    slot = (1 << 32) + 7
+    raw = json.dumps({"request_id": "mine", "index": index})
+    order = orders(trusted=True).take(ENGINE_ID, raw, slot).order
+    assert order.slot + order.index == slot
+    assert slot_of(order, index) == slot
+    assert orders().take(ENGINE_ID, None).order.slot == -1
+
+
+def test_points_that_count_from_the_end_need_somebody_who_says_where_that_is():
+    rules = ServerRules(points=("a", "last"), always=("a",), partitions=3, from_end=frozenset({"last"}))
+    raw = json.dumps({"points": ["last"]})
+    told = ServerOrders(rules).take(ENGINE_ID, raw, 1 << 32)
+    assert (told.order.points, told.fault) == (("a", "last"), "")
+    untold = ServerOrders(rules).take(ENGINE_ID, raw)
+    assert untold.order.points == ("a",)
+    assert "ControlMiddleware" in untold.fault
+    alone = ServerRules(points=("last",), always=("last",), partitions=3, from_end=frozenset({"last"}))
+    assert ServerOrders(alone).take(ENGINE_ID, None).order is None
+    assert not ServerOrders(rules).take(ENGINE_ID, None).fault

@@ -39,11 +39,11 @@ class Late:
         order = Order(request_id="r", attempt=1, points=("tail",), partition=0, slot=self.slot)
         self.tracker.open("r", order, index=0, prompt_len=prompt_len, cached_prefix=cached)
 
-    def compute(self, count, *, stale=()):
+    def compute(self, count, *, stale=(), token_from=1000):
         self.steps += 1
         positions = np.arange(self.computed, self.computed + count)
         self.buffer[:count] = positions.astype("<f4").repeat(self.width).view(np.uint8).reshape(count, -1)
-        arrays = ([self.computed], [0, count], positions + 1000)
+        arrays = ([self.computed], [0, count], positions + token_from)
         self.tracker.step(Batch(self.steps, count, ["r"], *(np.array(a, np.int32) for a in arrays)), stale)
         self.computed += count
 
@@ -126,7 +126,28 @@ def test_an_engine_that_is_too_far_ahead_loses_the_row_and_says_so():
         engine.table.tell(engine.slot, 0, 6, final=True)
         engine.read()
         drop, closed = engine.out
+        assert drop.reason == "unconfirmed"
         assert [(x.first_pos, x.last_pos, x.rows) for x in drop.losses] == [(4, 4, 1)]
+        assert (closed.emitted, closed.dropped) == (0, 1)
+    finally:
+        engine.ring.close()
+
+
+def test_a_row_that_an_engine_has_overwritten_before_it_went_back_is_overrun_and_no_stale_tap():
+    engine = Late("generated[-3]", 2, slack=2)
+    try:
+        engine.compute(2)
+        for _ in range(12):
+            engine.compute(1)
+        # What it had computed from 6 on is void: other tokens come there. Row 3 went for one of those.
+        engine.computed = 6
+        engine.compute(1, token_from=2000)
+        engine.table.tell(engine.slot, 0, 7, final=True)
+        engine.tracker.close("r")
+        engine.read()
+        *rest, closed = engine.out
+        drops = [found for found in rest if isinstance(found, frames.Drop)]
+        assert [(d.reason, d.losses[0].first_pos, d.losses[0].last_pos) for d in drops] == [("overrun", 3, 3)]
         assert (closed.emitted, closed.dropped) == (0, 1)
     finally:
         engine.ring.close()
@@ -148,6 +169,71 @@ def test_a_row_whose_tap_did_not_run_is_not_kept(stale_step):
             assert (closed.emitted, closed.dropped) == (0, 1)
         else:
             assert rest == [4]
+    finally:
+        engine.ring.close()
+
+
+@pytest.mark.parametrize("final", [5, 6, 7, 8])
+@pytest.mark.parametrize("stale_step", range(2, 8))
+def test_only_the_row_that_is_meant_can_be_lost_of_those_that_were_kept(final, stale_step):
+    """The engine is ahead: when it ends the request, nobody has said yet which of its last rows it is."""
+    engine = Late("generated[-1]", 2)
+    try:
+        engine.compute(2)
+        for step in range(2, 8):
+            engine.compute(1, stale=(engine.point.group,) if step == stale_step else ())
+        engine.table.tell(engine.slot, 0, 4)
+        engine.tracker.close("r")
+        engine.read()
+        engine.table.tell(engine.slot, 0, final, final=True)
+        engine.read()
+        *rest, closed = engine.out
+        named = final - 2
+        if stale_step == named:
+            assert [(d.reason, [(x.first_pos, x.rows, x.messages) for x in d.losses]) for d in rest] == [
+                ("stale_tap", [(named, 1, 1)])
+            ]
+        else:
+            assert rest == [named]
+        assert (closed.emitted, closed.dropped) == ((0, 1) if stale_step == named else (1, 0))
+        assert engine.holding.past_end == 0
+    finally:
+        engine.ring.close()
+
+
+def test_one_row_is_lost_where_none_of_those_that_may_be_meant_can_wait():
+    engine = Late("generated[-1]", 2)
+    engine.holding = Holding(engine.ring.lengths, max_bytes=0)
+    try:
+        engine.compute(2)
+        for _ in range(6):
+            engine.compute(1)
+        engine.table.tell(engine.slot, 0, 4)
+        engine.tracker.close("r")
+        engine.read()
+        assert engine.out == []
+        engine.table.tell(engine.slot, 0, 6, final=True)
+        engine.read()
+        drop, closed = engine.out
+        assert [(x.first_pos, x.last_pos, x.rows, x.messages) for x in drop.losses] == [(4, 4, 1, 1)]
+        assert (closed.emitted, closed.dropped) == (0, 1)
+    finally:
+        engine.ring.close()
+
+
+def test_another_lost_row_does_not_pass_for_the_one_that_is_meant():
+    engine = Late("generated[-1]", 2, slack=2)
+    try:
+        engine.compute(2)
+        for step in range(2, 14):
+            engine.compute(1, stale=(engine.point.group,) if step == 12 else ())
+        engine.table.tell(engine.slot, 0, 5)
+        engine.tracker.close("r")
+        engine.table.tell(engine.slot, 0, 6, final=True)
+        engine.read()
+        drop, closed = engine.out
+        assert [(x.first_pos, x.last_pos, x.rows) for x in drop.losses] == [(4, 4, 1)]
+        assert (closed.emitted, closed.dropped) == (0, 1)
     finally:
         engine.ring.close()
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -112,7 +109,7 @@ def test_what_a_full_ring_loses_is_declared_in_place(jobs, data, machine_code):
 def test_a_steady_decode_keeps_its_plan_and_gathers_around_uncaptured_requests():
     jobs = [*decode_jobs(3, points=("all",)), Job("plain", 2, 40, 0, ())]
     jobs = [jobs[0], jobs[3], jobs[1], jobs[2]]
-    sim = Sim(jobs, check_plans=False)
+    sim = Sim(jobs, check_plans=False, machine_code=False)
     try:
         sim.step({j.name: 2 for j in jobs})
         sim.step({j.name: 1 for j in jobs})
@@ -143,7 +140,7 @@ def test_a_batch_that_keeps_more_rows_than_it_has_is_refused():
 
 
 def test_check_plans_notices_a_plan_that_is_wrong():
-    sim = Sim(decode_jobs(2, points=("all",)))
+    sim = Sim(decode_jobs(2, points=("all",)), machine_code=False)
     try:
         sim.step({"job0": 2, "job1": 2})
         sim.step({"job0": 1, "job1": 1})
@@ -208,6 +205,72 @@ def test_an_error_ends_these_streams_and_the_others_go_on():
         sim.close()
 
 
+def broken(target, name, after):
+    """Let a method of the tracker's fail at its call after so many."""
+    original, calls = getattr(target, name), []
+
+    def fail(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == after + 1:
+            raise ValueError("broken here")
+        return original(*args, **kwargs)
+
+    setattr(target, name, fail)
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2])
+def test_a_request_that_could_not_be_opened_ends_whole_and_another_takes_its_id(calls):
+    jobs = decode_jobs(2, points=("all", "end", "strided"))
+    sim = Sim(jobs)
+    try:
+        sim.step({"job0": 2})
+        broken(sim.tracker._tails, "open", calls)
+        with pytest.raises(ValueError, match="broken here"):
+            sim.open(jobs[1])
+        assert sim.tracker.captures("job1")
+        sim.tracker.fail(["job1"], "broken here")
+        assert not sim.tracker.captures("job1")
+        sim.open(jobs[1])
+        sim.step({"job0": 1, "job1": 2})
+        for job in jobs:
+            sim.tracker.close(job.name)
+        sim.read()
+        assert sim.opened.keys() == sim.closed.keys()
+        reasons = [sim.closed[s].reason for s, o in sim.opened.items() if o.request_id == "job1"]
+        assert reasons == ["capture_error"] * calls + ["finished"] * 3
+        assert {sim.closed[s].reason for s, o in sim.opened.items() if o.request_id == "job0"} == {"finished"}
+        # Numbers that were used are not used again: a reader knows a stream by its number.
+        assert len(set(sim.opened)) == len(sim.opened)
+    finally:
+        sim.close()
+
+
+@pytest.mark.parametrize(("what", "calls"), [("reserve", 0), ("reserve", 1), ("put_control", 0), ("put_control", 2)])
+def test_a_request_that_could_not_be_closed_says_so_once_per_stream(what, calls):
+    jobs = decode_jobs(2, points=("end", "third_last", "all"))
+    sim = Sim(jobs)
+    try:
+        for count in (2, 1, 1, 1, 1):
+            sim.step({job.name: count for job in jobs})
+        broken(sim.tracker._writer, what, calls)
+        with pytest.raises(ValueError, match="broken here"):
+            sim.tracker.close("job0")
+        sim.tracker.fail(["job0"], "broken here")
+        sim.step({"job1": 1})
+        sim.tracker.close("job1")
+        sim.read()
+        assert sim.opened.keys() == sim.closed.keys()
+        of = {
+            name: [sim.closed[s].reason for s, o in sim.opened.items() if o.request_id == name]
+            for name in ("job0", "job1")
+        }
+        done = calls if what == "put_control" else 0
+        assert of["job0"] == ["finished"] * done + ["capture_error"] * (3 - done)
+        assert of["job1"] == ["finished"] * 3
+    finally:
+        sim.close()
+
+
 def test_the_same_request_is_not_captured_twice_at_once():
     jobs = decode_jobs(1)
     sim = Sim(jobs)
@@ -219,120 +282,6 @@ def test_the_same_request_is_not_captured_twice_at_once():
         sim.tracker.open("other", order, index=1, prompt_len=2, cached_prefix=0)
         sim.tracker.close("job0")
         sim.tracker.open("third", order, index=0, prompt_len=2, cached_prefix=0)
-    finally:
-        sim.close()
-
-
-def test_a_blocking_point_waits_for_its_reader_and_loses_nothing():
-    blocking = (point("all", overflow="block"),)
-    jobs = decode_jobs(4, total=300, points=("all",))
-    sim = Sim(jobs, ring_bytes=4096, points=blocking, block_timeout_s=30)
-    stop = threading.Event()
-
-    def read():
-        while not stop.wait(0.001):
-            sim.read()
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    try:
-        sim.step({j.name: 2 for j in jobs})
-        for _ in range(290):
-            sim.step({j.name: 1 for j in jobs})
-        for job in jobs:
-            sim.tracker.close(job.name)
-    finally:
-        stop.set()
-        thread.join(30)
-    try:
-        sim.read()
-        # An end that found no room waits in the writer for the next step.
-        sim.tracker.idle(sim.steps + 1)
-        sim.read()
-        sim.check(lossless=True)
-        assert sim.ring.stats().full_events > 0
-    finally:
-        sim.close()
-
-
-def test_a_blocking_point_without_a_reader_gives_up_once_and_declares_its_loss():
-    blocking = (point("all", overflow="block"),)
-    jobs = decode_jobs(4, total=300, points=("all",))
-    sim = Sim(jobs, ring_bytes=4096, points=blocking, block_timeout_s=0.05)
-    try:
-        sim.step({j.name: 2 for j in jobs})
-        began = time.monotonic()
-        for _ in range(100):
-            sim.step({j.name: 1 for j in jobs})
-        # Once, and not for each of the steps.
-        assert 0.05 <= time.monotonic() - began < 2.5
-        sim.read()
-        sim.step({j.name: 1 for j in jobs})
-        for job in jobs:
-            sim.tracker.close(job.name)
-        sim.read()
-        sim.check(lossless=False)
-        assert sim.ring.stats().dropped_rows == sum(c.dropped for c in sim.closed.values()) > 0
-    finally:
-        sim.close()
-
-
-class _Waits:
-    """Counts how often a tracker sleeps until its reader is back; what `then` says is done in the sleep."""
-
-    def __init__(self, monkeypatch):
-        self.times, self.then = 0, lambda: None
-        monkeypatch.setattr("undercurrent.capture.emission.time", self)
-
-    def monotonic(self):
-        return float(self.times)
-
-    def time_ns(self):
-        return 0
-
-    def sleep(self, _):
-        self.times += 1
-        self.then()
-
-
-def test_a_small_frame_that_finds_room_is_no_sign_of_the_reader(monkeypatch):
-    points = (point("small", layers=(1,)), point("all", layers=(0, 1, 2, 3), overflow="block"))
-    jobs = [Job("small", 2, 300, 0, ("small",)), Job("long", 900, 950, 0, ("all",))]
-    sim = Sim(jobs, ring_bytes=16384, points=points, block_timeout_s=3.0)
-    waits = _Waits(monkeypatch)
-    try:
-        sim.step({"small": 2, "long": 50})
-        for _ in range(15):
-            sim.step({"small": 1, "long": 50})
-        assert waits.times == 3
-        sim.read()
-        # The waiting was in the middle: small frames came after it too.
-        lost = sim.ring.stats().dropped_rows
-        assert 100 < lost < 1000
-        small = next(stream for stream, opened in sim.opened.items() if opened.point == "small")
-        assert len([1 for kind, _ in sim.got[small] if kind == "row"]) > 16 - lost // 50 + 2
-    finally:
-        sim.close()
-
-
-def test_a_blocking_point_waits_again_for_a_reader_that_has_come_back(monkeypatch):
-    sim = Sim(
-        [Job("long", 900, 950, 0, ("all",))], ring_bytes=16384, points=(point("all", overflow="block"),),
-        block_timeout_s=3.0,
-    )  # fmt: skip
-    waits = _Waits(monkeypatch)
-    try:
-        while not waits.times:
-            sim.step({"long": 50})
-        # It is back, but slow: what it gives back at first is too little for a frame of rows.
-        sim.read(at_most=1)
-        waits.then = sim.read
-        lost = sim.ring.stats().dropped_rows
-        sim.step({"long": 50})
-        assert sim.ring.stats().dropped_rows == lost == 50
-        sim.tracker.close("long")
-        sim.read()
-        sim.check(lossless=False)
     finally:
         sim.close()
 

@@ -138,9 +138,9 @@ class Sim:
     def open(self, job):
         job.opened = True
         order = Order(request_id=job.name, attempt=1, points=job.points, partition=3)
-        cached = [token(job, position) for position in range(job.cached)]
+        prompt = [token(job, position) for position in range(job.prompt_len)]
         self.tracker.open(
-            job.name, order, index=0, prompt_len=job.prompt_len, cached_prefix=job.cached, cached_ids=cached
+            job.name, order, index=0, prompt_len=job.prompt_len, cached_prefix=job.cached, prompt_ids=prompt
         )
 
     def read(self, at_most=None):

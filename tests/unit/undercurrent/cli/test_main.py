@@ -20,7 +20,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_typo_is_answered_with_the_command_that_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(app, PROG_NAME, ["brokr", "up"]) == 2
+    assert run(app, PROG_NAME, ["brokee", "up"]) == 2
     assert "Did you mean 'broker'?" in capsys.readouterr().err
 
 

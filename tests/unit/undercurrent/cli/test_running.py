@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from collections.abc import Callable
@@ -81,6 +82,11 @@ def test_success_is_zero_and_a_returned_code_is_kept() -> None:
     assert run(app_that(lambda: None), "tool", ["go"]) == 0
     assert run(app_that(lambda: 5), "tool", ["go"]) == 5
     assert run(app_that(lambda: 5), "tool", [], group=False) == 5
+
+
+def test_a_full_disk_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(raising(OSError(errno.ENOSPC, "No space left on device", "r/x")), "u", [], group=False) == 1
+    assert capsys.readouterr().err == "u: [Errno 28] No space left on device: 'r/x'\n"
 
 
 def test_what_is_not_ours_is_not_hidden() -> None:

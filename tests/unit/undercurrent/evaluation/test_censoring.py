@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from undercurrent.evaluation.censoring import censoring, in_holdout, selected_by_aborts, without_cut_labels
+from undercurrent.evaluation.censoring import censoring, selected_by_aborts, without_cut_labels
 from undercurrent.evaluation.options import Options
 
 
@@ -64,10 +64,3 @@ def test_requests_that_aborts_spared_are_no_sample() -> None:
     assert selected_by_aborts(table).tolist() == [True, True, False]
     assert not selected_by_aborts(_table(outcome=["complete"] * 3, holdout=[False, False, True])).any()
     assert not selected_by_aborts(table.drop(columns="holdout")).any()
-
-
-def test_a_holdout_is_a_function_of_the_id_in_the_share_wanted() -> None:
-    held = [in_holdout(f"request-{number}", 0.1) for number in range(20_000)]
-    assert np.mean(held) == pytest.approx(0.1, abs=0.01)
-    assert in_holdout("a", 0.5) == in_holdout("a", 0.5)
-    assert all(in_holdout(f"request-{n}", 0.3) for n in range(2000) if in_holdout(f"request-{n}", 0.1))

@@ -11,11 +11,14 @@ import pandas as pd
 import pytest
 from scipy.stats import binom, norm
 
-from undercurrent.evaluation import Evidence, Options, evaluate
+from undercurrent.evaluation import Comparison, Evidence, Options, Report, compare, evaluate
+from undercurrent.evaluation.agreement import kappa_rounds
+from undercurrent.evaluation.censoring import censoring
 from undercurrent.evaluation.detection import time_to_detection
 from undercurrent.evaluation.figures import Figure, share
 from undercurrent.evaluation.operating import operating_point
 from undercurrent.evaluation.resampling import Bootstrap, Sample, at_prevalence, auprc, auroc, auroc_rounds, mean_rounds
+from undercurrent.evaluation.token_figures import token_figures
 
 RUNS = 200
 LEAST_HITS = int(binom.ppf(0.001, RUNS, 0.95))
@@ -179,3 +182,109 @@ def test_rates_of_a_probe_that_hides_its_own_outcomes_through_the_whole_evaluati
         hits["naive"] += naive.low <= tpr <= naive.high
     assert min(hits["tpr"], hits["fpr"], hits["auroc"]) >= LEAST_HITS
     assert hits["naive"] < RUNS / 10
+
+
+@pytest.mark.parametrize(("rate", "n"), [(0.01, 300), (0.5, 40), (0.97, 120)])
+def test_a_plain_share_has_the_exact_binomial_interval(rate: float, n: int) -> None:
+    def drawn(rng: np.random.Generator) -> Figure:
+        return share(rng.random(n) < rate, np.arange(n), np.ones(n))
+
+    assert _hits(rate, drawn) >= LEAST_HITS
+
+
+def test_auroc_weighted_by_sampling_probabilities_in_groups() -> None:
+    """High scores were chosen for labelling four times as often, so that without weights the figure is another."""
+
+    def chosen(rng: np.random.Generator) -> tuple[Sample, np.ndarray, np.ndarray]:
+        sample, scores = _clustered(rng, groups=160)
+        chances = np.where(scores > 1, 0.8, 0.2)
+        kept = rng.random(scores.size) < chances
+        return sample.only(kept), scores[kept], 1 / chances[kept]
+
+    def weighted(rng: np.random.Generator) -> Figure:
+        sample, scores, weights = chosen(rng)
+        return auroc(Sample(sample.labels, sample.groups, weights), scores, BOOTSTRAP)
+
+    assert LEAST_HITS <= _hits(CLUSTERED_AUROC, weighted) < RUNS
+    unweighted = _hits(CLUSTERED_AUROC, lambda rng: auroc(*chosen(rng)[:2], BOOTSTRAP))
+    assert unweighted < LEAST_HITS
+
+
+def test_differences_between_two_reports_on_the_same_requests_of_groups() -> None:
+    options = Options(threshold=1.5, fpr_targets=(), rounds=100)
+    some = evaluate(np.arange(40.0), np.arange(40) % 2 == 0, options=options)
+
+    def report(scores: np.ndarray, labels: np.ndarray, codes: np.ndarray) -> Report:
+        words = np.where(labels, "positive", "negative")
+        names = [str(row) for row in range(scores.size)]
+        facts = {"request_id": names, "label": words, "score": scores, "unit": codes}
+        return Report(some.findings, pd.DataFrame(facts | {"part": "test", "weight": 1.0}))
+
+    def compared(rng: np.random.Generator) -> Comparison:
+        codes = np.repeat(np.arange(100), 4)
+        labels = codes % 2 == 0
+        # Half of the variance is the group's and common to both probes.
+        common = np.sqrt(0.5) * rng.normal(size=100)[codes]
+        good, poor = (common + np.sqrt(0.5) * rng.normal(size=400) + shift * labels for shift in (2.0, 1.0))
+        return compare(report(good, labels, codes), report(poor, labels, codes), bootstrap=BOOTSTRAP)
+
+    found = [compared(np.random.default_rng(seed)) for seed in range(RUNS)]
+    area = float(norm.cdf(2 / np.sqrt(2)) - norm.cdf(1 / np.sqrt(2)))
+    rate = float(norm.sf(1.5, loc=2) - norm.sf(1.5, loc=1))
+    for truth, figures in (
+        (area, [one.auroc for one in found]),
+        (rate, [one.tpr for one in found]),
+        (0.0, [one.fpr for one in found]),
+    ):
+        assert sum(figure.low <= truth <= figure.high for figure in figures) >= LEAST_HITS
+    # McNemar's test at 5 % on negatives, where both act as often, with groups that make it count too much.
+    alarms = sum(one.negatives.p is not None and one.negatives.p < 0.05 for one in found)
+    assert alarms <= binom.ppf(0.999, RUNS, 0.05)
+
+
+def test_auroc_of_tokens_where_each_request_weighs_the_same() -> None:
+    """Short requests are the easy ones: counted by token, the long ones would decide."""
+
+    def drawn(rng: np.random.Generator) -> Figure:
+        labels = np.arange(100) % 2 == 0
+        short = rng.random(100) < 0.5
+        lengths = np.where(short, 3, 20)
+        owners = np.repeat(np.arange(100), lengths)
+        own = rng.normal(size=100)[owners]
+        scores = own + rng.normal(size=owners.size) + np.where(short, 3.0, 1.0)[owners] * labels[owners]
+        tokens = pd.DataFrame({"request_id": owners, "score": scores, "positive": labels[owners]})
+        sample = Sample(labels, np.arange(100), np.ones(100))
+        return token_figures(tokens, pd.Series(np.arange(100)), sample, Bootstrap(rounds=200)).auroc
+
+    truth = float(norm.cdf(3 / 2) + norm.cdf(1 / 2)) / 2
+    assert LEAST_HITS <= _hits(truth, drawn) < RUNS
+
+
+def test_kappa_of_two_sources_that_err_apart() -> None:
+    def drawn(rng: np.random.Generator) -> Figure:
+        truth = rng.random(200) < 0.3
+        first, second = (truth ^ (rng.random(200) < 0.1) for _ in range(2))
+        return BOOTSTRAP.figure(Sample(first, np.arange(200), np.ones(200)), kappa_rounds(first, second))
+
+    positive, agreed = 0.3 * 0.9 + 0.7 * 0.1, 0.9**2 + 0.1**2
+    by_chance = positive**2 + (1 - positive) ** 2
+    assert LEAST_HITS <= _hits((agreed - by_chance) / (1 - by_chance), drawn) < RUNS
+
+
+def test_what_a_holdout_tells_of_a_deployed_probe() -> None:
+    """False stops and tokens saved in all traffic, from the share of it that ran to its end."""
+    options = Options(rounds=150)
+    rate = float(norm.sf(1.0))
+    saved = float(0.3 * norm.sf(1.0, loc=2) + 0.7 * norm.sf(1.0)) * 90
+    hits = {"false": 0, "saved": 0}
+    for seed in range(RUNS):
+        rng = np.random.default_rng(seed)
+        labels, held = rng.random(600) < 0.3, rng.random(600) < 0.25
+        stops = rng.normal(size=600) + 2.0 * labels >= 1.0
+        table = pd.DataFrame({"label": np.where(labels, "positive", "negative"), "holdout": held, "length": 100.0})
+        table["outcome"] = np.where(stops & ~held, "aborted", "complete")
+        table["stop_at"] = np.where(stops, 10.0, np.nan)
+        found = censoring(table, np.arange(600), np.ones(600), options)
+        hits["false"] += found.false_stops.low <= rate <= found.false_stops.high
+        hits["saved"] += found.tokens_saved.low <= saved <= found.tokens_saved.high
+    assert min(hits.values()) >= LEAST_HITS

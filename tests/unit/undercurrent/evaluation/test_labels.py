@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from undercurrent.codec import Codec
 from undercurrent.errors import ConfigError, DatasetError, ProtocolError
-from undercurrent.evaluation.labels import key_of, parse_span, read_labels
+from undercurrent.evaluation.labels import joined, key_of, parse_span, read_labels
 from undercurrent.evaluation.spans import Generated, SpanMapper, TokenSpan, load_tokenizer, token_offsets
 from undercurrent.protocol.labels import label_key_parts
 from undercurrent.protocol.messages import LabelValue
@@ -71,9 +71,15 @@ def test_fields_that_rows_leave_out_are_filled_and_those_they_have_are_not(tmp_p
         ({"char_start": 4, "char_end": 2}, "char_start 4, char_end 2"),
         ({"char_start": 1, "char_end": 2, "token_start": 1, "token_end": 2}, "expected one of the two spans"),
         ({"sampling_probability": 0}, "field 'sampling_probability': Input should be greater than 0"),
+        ({"token_start": 3, "token_end": 2**31}, "field 'token_end': Input should be less"),
+        ({"request_id": "x" * 2_000_000}, "field 'request_id': String should have at most"),
+        (
+            {"created_at": "0001-01-01T00:00:00+14:00"},
+            "created_at 0001-01-01T00:00:00.14:00: expected a year from 1970",
+        ),
         ({"created_at": "2026-01-01T00:00:00"}, "field 'created_at': .*timezone"),
         ({"label": 1}, "field 'label': Extra inputs"),
-        ({"request_id": "first"}, "are those of record 1; only the last one would count"),
+        ({"request_id": "first"}, "are those of record 1, and only one judgement of a source counts"),
     ],
 )
 def test_a_wrong_row_is_named_with_its_field(tmp_path, change, said):
@@ -95,6 +101,31 @@ def test_files_that_are_no_rows_are_refused(tmp_path):
         (tmp_path / name).write_text(text)
         with pytest.raises(DatasetError, match=said):
             list(read_labels(tmp_path / name))
+
+
+def test_rows_that_differ_in_their_span_alone_are_one_label(tmp_path):
+    spans = [(9, 12), (3, 5), (11, 14), (5, 6)]
+    rows = [ROW | {"token_start": start, "token_end": end} for start, end in spans]
+    other = ROW | {"source": "bob"}
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, [*rows, other])))
+    one, two = joined(row.label(NOW) for row in read_labels(tmp_path / "a.jsonl"))
+    assert (one.source, one.spans, two.source, two.spans) == ("ann", ((3, 6), (9, 14)), "bob", ())
+    assert Codec().decode(Codec().encode(one)) == one
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        ROW,
+        ROW | {"token_start": 7, "token_end": 8, "value": "negative"},
+        ROW | {"char_start": 0, "char_end": 1, "version": "2"},
+    ],
+)
+def test_a_source_judges_a_request_once_whatever_its_spans(tmp_path, second):
+    first = ROW | {"token_start": 3, "token_end": 5}
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, [first, second])))
+    with pytest.raises(DatasetError, match=r"record 2: .* are those of record 1, .* differ in nothing but their span"):
+        list(read_labels(tmp_path / "a.jsonl"))
 
 
 def test_a_key_is_taken_apart_again(tmp_path):

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from undercurrent.evaluation.metrics import auroc, bootstrap, overlap, proportion, rates
+from undercurrent.evaluation.metrics import auroc, overlap, proportion, rates
+from undercurrent.evaluation.resampling import Bootstrap, auroc_rounds, sample_of
 
 
 def test_proportion_none_of_n_has_the_rule_of_three_as_its_upper_end() -> None:
@@ -54,8 +55,9 @@ def test_bootstrap_interval_is_wider_when_requests_come_in_groups() -> None:
     groups = np.repeat(np.arange(40), 20)
     labels = groups % 2 == 0
     scores = offsets[groups] + labels * 0.8 + rng.normal(scale=0.1, size=groups.size)
-    by_group = bootstrap(auroc, labels, scores, groups.tolist(), rounds=300)
-    by_row = bootstrap(auroc, labels, scores, list(range(groups.size)), rounds=300)
+    rounds, drawn = auroc_rounds(labels, scores), Bootstrap(rounds=300)
+    by_group = drawn.figure(sample_of(labels, groups.tolist()), rounds)
+    by_row = drawn.figure(sample_of(labels, range(groups.size)), rounds)
     assert by_group.low <= by_group.value <= by_group.high
     assert by_group.high - by_group.low > 2 * (by_row.high - by_row.low)
 

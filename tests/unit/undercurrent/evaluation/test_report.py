@@ -14,6 +14,7 @@ from tests.unit.undercurrent.evaluation.synthetic import Traffic, traffic, with_
 from undercurrent.errors import EvaluationError
 from undercurrent.evaluation import Options, Report, evaluate
 from undercurrent.evaluation.findings import read_findings, schema
+from undercurrent.evaluation.plots import plots
 
 
 def _said(report: Report, what: str) -> bool:
@@ -207,6 +208,9 @@ def test_the_json_fits_its_schema_and_is_read_back(full: Report, tmp_path: Path)
     jsonschema.validate(content, json.loads((tmp_path / "report.schema.json").read_text()))
     assert read_findings(tmp_path / "report.json") == full.findings
     pd.testing.assert_frame_equal(Report.read(tmp_path).table, full.table)
+    (tmp_path / "scores.parquet").write_bytes((tmp_path / "scores.parquet").read_bytes()[:50])
+    with pytest.raises(EvaluationError, match=r"scores\.parquet cannot be read"):
+        Report.read(tmp_path)
     content["auroc"]["value"] = "high"
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(content, schema())
@@ -233,6 +237,21 @@ def test_the_page_needs_no_network_and_stays_small(full: Report, tmp_path: Path)
     ):
         assert title in own
     assert own.count("plotly-graph-div") == 8
+
+
+def test_plots_of_many_requests_are_thinned(full: Report) -> None:
+    rng = np.random.default_rng(0)
+    n = 15_000
+    labels = rng.random(n) < 0.05
+    facts = {"request_id": [str(row) for row in range(n)], "part": "test", "weight": 1.0, "unit": np.arange(n)}
+    words, scores = np.where(labels, "positive", "negative"), rng.normal(size=n) + 3 * labels
+    for _, figure in plots(full.findings, pd.DataFrame(facts | {"label": words, "score": scores})):
+        assert all(trace.x is None or len(trace.x) <= 1000 for trace in figure.data)
+
+
+def test_a_probe_that_ranks_by_chance_is_said_to_in_the_first_line() -> None:
+    found = traffic(shift=0.0).report(fpr_targets=(0.05,)).findings
+    assert found.headline.startswith("Nothing shows that the probe ranks better than chance: AUROC 0.")
 
 
 def test_every_layer_stands_in_the_report_and_one_is_called_optimistic(full: Report) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 
 import pytest
@@ -17,6 +18,7 @@ from undercurrent.errors import (
     TransactionError,
     UnreachableError,
 )
+from undercurrent.kafka import transactions
 from undercurrent.kafka.admin import ActualTopic, DifferenceKind, compare
 from undercurrent.kafka.client import KafkaSettings
 from undercurrent.kafka.publisher import Publisher
@@ -72,6 +74,15 @@ def test_differences_are_found_one_by_one() -> None:
     ]
 
 
+def test_fewer_copies_than_have_to_be_in_sync_are_refused() -> None:
+    planned = [Topic(name="t", partitions=4, retention_ms=HOUR_MS, min_insync_replicas=2)]
+    for copies, mendable in ((1, False), (2, None), (3, None)):
+        found = compare(planned, {"t": ActualTopic("t", 4, copies, planned[0].config)})
+        assert [item.mendable for item in found] == ([] if mendable is None else [mendable])
+    (found,) = compare(planned, {"t": ActualTopic("t", 4, 1, planned[0].config)})
+    assert "1 copies of each partition, and 2 have to be in sync" in str(found)
+
+
 def test_a_topic_that_was_compacted_by_hand_is_a_difference() -> None:
     topic = Topic(name="t", partitions=1, retention_ms=HOUR_MS)
     found = compare([topic], {"t": ActualTopic("t", 1, 1, {**topic.config, "cleanup.policy": "compact"})})
@@ -125,6 +136,45 @@ def test_an_unreachable_coordinator_is_said_in_time() -> None:
     with pytest.raises(UnreachableError, match="'t' could not be taken"):
         writer.init(0.3)
     writer.close(0.1)
+
+
+def test_a_writer_leaves_a_client_that_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    back, made = threading.Event(), list[str]()
+
+    class Stuck:
+        def begin_transaction(self) -> None:
+            made.append("transaction")
+
+        def send_offsets_to_transaction(self, *_: object) -> None:
+            assert back.wait(60.0)
+
+        def commit_transaction(self, timeout: float) -> None:
+            made.append("commit")
+
+    monkeypatch.setattr(transactions, "_LATE_S", 0.05)
+    monkeypatch.setattr(transactions, "make_producer", lambda config: Stuck())
+    writer = TransactionalWriter(SETTINGS, "t", call_timeout_s=0.05)
+    writer.begin()
+    with pytest.raises(StrandedError, match=r"has not ended after 0\.1 s"):
+        writer.send_offsets({("t", 0): (1, None)}, "generation")
+    assert not writer.in_transaction
+    writer.close()  # waits for nothing
+    back.set()
+    # What a call says that does come back is heard as if there were no thread between.
+    writer = TransactionalWriter(SETTINGS, "t")
+    monkeypatch.setattr(Stuck, "send_offsets_to_transaction", _refused)
+    writer.begin()
+    with pytest.raises(AbortableTransactionError, match="ILLEGAL_GENERATION"):
+        writer.send_offsets({("t", 0): (1, None)}, "generation")
+    assert writer.in_transaction
+    monkeypatch.setattr(Stuck, "send_offsets_to_transaction", lambda *_: made.append("offsets"))
+    writer.send_offsets({("t", 0): (1, None)}, "generation")
+    writer.commit()
+    assert made == ["transaction", "transaction", "offsets", "commit"]
+
+
+def _refused(*_: object) -> None:
+    raise KafkaException(KafkaError(KafkaError.ILLEGAL_GENERATION))
 
 
 def test_a_member_that_is_not_open_says_so() -> None:

@@ -18,7 +18,7 @@ from undercurrent.kafka.client import (
     transactional_producer_config,
 )
 from undercurrent.kafka.settings import RESERVED, KafkaSettings
-from undercurrent.testing.brokers import free_port
+from undercurrent.testing.servers import free_port
 
 SECRET = "pw-5f1c"
 
@@ -42,7 +42,14 @@ def test_flat_keys_are_librdkafkas() -> None:
         ({"queue.buffering.max.messages": -5}, "queue.buffering.max.messages"),
         ({"compression.type": "rar"}, "compression.type"),
         ({"error_cb": "print"}, "error_cb"),
-        ({"security.protocol": "ssl", "ssl.ca.location": "/nowhere/ca.pem"}, "ssl.ca.location"),
+        (
+            {"security.protocol": "ssl", "ssl.ca.location": "/nowhere/ca.pem"},
+            "'ssl.ca.location': /nowhere/ca.pem: there is no such file",
+        ),
+        (
+            {"security.protocol": "sasl_ssl", "ssl.key.location": "/nowhere/k"},
+            "'ssl.key.location': /nowhere/k: there is",
+        ),
         ({"security.protocol": "sasl_plaintext", "sasl.mechanism": "SCRAM-SHA-512"}, "sasl.mechanism"),
         *(({key: "x"}, key) for key in RESERVED),
     ],

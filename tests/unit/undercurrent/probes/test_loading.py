@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +14,8 @@ import pytest
 from undercurrent.core import ProbeRegistry, StreamFacts
 from undercurrent.errors import ConfigError, ProbeError, ProbeNotFoundError
 from undercurrent.probes import Binding, LinearProbe, load_binding, load_probe
+from undercurrent.probes.folder import ENSEMBLE, FORMATS
+from undercurrent.probes.loading import class_of_folder
 
 SETTINGS = {"layer": 2, "tensor_type": "attn_out", "threshold": 0.5, "version": "7", "point": "mid"}
 SOURCE = """
@@ -141,3 +147,19 @@ def test_a_binding_is_named_and_its_point_compared(base):
         load_binding(Binding(name="g", point="late", probe="vault"), base=base)
     with pytest.raises(ProbeNotFoundError, match="binding 'g'"):
         load_binding(Binding(name="g", point="mid", probe="vualt"), base=base)
+
+
+def test_every_ready_made_probe_has_a_name(tmp_path):
+    """As the package offers them; the classes are those that folders load."""
+    pyproject = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())
+    named = pyproject["project"]["entry-points"]["undercurrent.probes"]
+    entries = [EntryPoint(name, target, "undercurrent.probes") for name, target in named.items()]
+    registry = ProbeRegistry(entry_points=lambda: entries)
+    offered = {registry.get(name).probe_cls: name for name in registry.names()}
+    for form in FORMATS:
+        extra = {"layers": [1]} if form == ENSEMBLE else {"layer": 1}
+        config = {"format": form, "name": "p", "tensor_type": "residual_stream", "threshold": 1.0, **extra}
+        (tmp_path / "probe.json").write_text(json.dumps(config))
+        cls = class_of_folder(tmp_path)
+        assert offered.pop(cls) == form.removeprefix("undercurrent.").removesuffix("/1").replace("_", "-")
+    assert not offered

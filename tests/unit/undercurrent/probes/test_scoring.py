@@ -10,9 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from undercurrent.capture import steady
 from undercurrent.errors import ShapeError
-from undercurrent.probes.scoring import row_products, row_scores, row_sums, row_totals
+from undercurrent.probes.scoring import (
+    machine_code,
+    products_by_numpy,
+    row_products,
+    row_scores,
+    row_sums,
+    row_totals,
+    scattered_scores,
+)
 
+needs_it = pytest.mark.skipif(machine_code() is None, reason="there is no C compiler here, so NumPy multiplies")
 DTYPES = [np.float32, np.float16, np.float64, ml_dtypes.bfloat16]
 
 
@@ -121,3 +131,92 @@ def test_rows_that_do_not_fit_are_refused(rows):
 
 def test_no_rows_give_no_scores():
     assert row_scores(np.zeros((0, 4), np.float32), np.ones(4), 0.0).shape == (0,)
+
+
+def test_machine_code_is_there_wherever_that_of_a_step_is():
+    assert (machine_code() is not None) == steady.AVAILABLE, "build it: make setup"
+
+
+@needs_it
+@given(
+    seed=st.integers(0, 2**32),
+    count=st.integers(0, 5),
+    width=st.integers(1, 300) | st.sampled_from([1000, 4096, 5120, 8193]),
+    many=st.integers(1, 3),
+    dtype=st.sampled_from([np.float32, np.float64, ml_dtypes.bfloat16]),
+    value=st.sampled_from([None, -0.0, np.inf, np.nan, 1e-40]),
+)
+def test_machine_code_has_the_bits_of_numpy(seed, count, width, many, dtype, value):
+    rows = rows_of(seed, count, width, dtype)
+    if value is not None:
+        rows[: count // 2 + 1, width // 2 :] = value
+    weights = np.random.default_rng(seed).standard_normal((many, width))
+    expected = products_by_numpy(rows, weights)
+    assert row_products(rows, weights).tobytes() == expected.tobytes()
+    assert row_products(np.asfortranarray(rows), weights).tobytes() == expected.tobytes()
+    wide = np.zeros((count, 2 * width), dtype)
+    wide[:, ::2] = rows
+    assert row_products(wide[:, ::2], weights).tobytes() == expected.tobytes()
+
+
+@needs_it
+@pytest.mark.parametrize(
+    ("size", "type_number", "width", "weights", "sums"),
+    [
+        (32, 0, 0, 8, 8), (32, 0, -4, 4, 2), (32, 3, 4, 4, 2), (32, -1, 4, 4, 2), (31, 0, 4, 4, 4), (32, 0, 4, 3, 4),
+        (32, 0, 4, 4, 3), (32, 0, 4, 4, 5), (32, 0, 4, 8, 4), (32, 0, 2**60, 4, 4), (0, 0, 4, 0, 1), (32, 0, 4, 0, 4),
+    ],
+)  # fmt: skip
+def test_machine_code_refuses_what_does_not_fit(size, type_number, width, weights, sums):
+    from undercurrent.probes import _rows
+
+    with pytest.raises(ValueError, match="fit"):
+        _rows.products(bytes(size), type_number, width, np.zeros(weights), np.zeros(sums))
+
+
+def scattered(rows, cuts, ahead):
+    """Rows in pieces, each behind some other bytes."""
+    pieces = [rows[a:b].tobytes() for a, b in itertools.pairwise(cuts)]
+    starts = np.arange(len(pieces), dtype=np.int32) % 3 * ahead
+    return [b"x" * start + piece for start, piece in zip(starts, pieces, strict=True)], starts.tobytes()
+
+
+@needs_it
+@given(
+    seed=st.integers(0, 2**32),
+    count=st.integers(1, 200),
+    width=st.sampled_from([1, 7, 128, 129, 301]),
+    dtype=st.sampled_from([np.float32, np.float64, ml_dtypes.bfloat16]),
+    ahead=st.integers(0, 9),
+    data=st.data(),
+)
+def test_rows_in_pieces_have_the_bits_of_rows_in_one(seed, count, width, dtype, ahead, data):
+    rows = rows_of(seed, count, width, dtype)
+    weight = np.random.default_rng(seed + 1).standard_normal(width)
+    cuts = sorted(data.draw(st.sets(st.integers(1, count))) | {0, count})
+    values, starts = scattered(rows, cuts, ahead)
+    name = rows.dtype.name
+    assert scattered_scores(values, starts, count, name, weight, 0.25).tobytes() == (
+        row_scores(rows, weight, 0.25).tobytes()
+    )
+    views = [memoryview(value) for value in values]
+    assert scattered_scores(views, starts, count, name, weight, 0.25) is not None
+    for wrong in (count - 1, count + 1):
+        assert scattered_scores(values, starts, wrong, name, weight, 0.25) is None
+    assert scattered_scores(values, starts, count, name, np.tile(weight, 2), 0.25) is None
+    assert scattered_scores(values[:-1], starts, count, name, weight, 0.25) is None
+    assert scattered_scores([*values[:-1], b""], starts, count, name, weight, 0.25) is None
+
+
+@needs_it
+def test_rows_in_pieces_are_put_together_where_that_takes_numpy():
+    rows = rows_of(1, 4, 8, np.float32)
+    weight = np.ones(8)
+    values, starts = scattered(rows, [0, 2, 4], 0)
+    assert scattered_scores(values, starts, 4, "float32", weight, 0.0) is not None
+    assert scattered_scores(values, starts, 8, "float16", weight, 0.0) is None
+    rows[3, 3] = np.nan
+    values, starts = scattered(rows, [0, 2, 4], 0)
+    assert scattered_scores(values, starts, 4, "float32", weight, 0.0) is None
+    for start in (-1, 1, 2**31 - 1):
+        assert scattered_scores(values, np.int32([0, start]).tobytes(), 4, "float32", weight, 0.0) is None

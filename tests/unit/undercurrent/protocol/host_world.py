@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections import Counter
 from dataclasses import dataclass, field
@@ -17,17 +18,24 @@ from undercurrent.protocol.messages import (
     EndReason,
     ProbeVerdict,
     PublisherStarted,
+    RunState,
     StreamEnded,
     StreamInvalidated,
     StreamStarted,
     VerdictAction,
     VerdictKind,
 )
-from undercurrent.protocol.streams import Arrived, Closed, Opened
+from undercurrent.protocol.streams import Arrived, Closed, Limited, Opened, Withheld
 
 POINT = "p"
 PARTITIONS = (0, 1)
 FINGERPRINT = "f" * 64
+KILLER = 666
+"""The step of a block that kills whoever looks at it."""
+
+
+class DeathError(Exception):
+    """A host is no more."""
 
 
 def started(request, attempt, engine="e", incarnation=1, shard=0, shards=1, seq=0):
@@ -51,7 +59,7 @@ def started(request, attempt, engine="e", incarnation=1, shard=0, shards=1, seq=
     )
 
 
-def block(request, attempt, position, seq, engine="e", incarnation=1, shard=0, revision=0):
+def block(request, attempt, position, seq, engine="e", incarnation=1, shard=0, revision=0, step=0):
     return ActivationBlock(
         request_id=request,
         attempt=attempt,
@@ -65,7 +73,7 @@ def block(request, attempt, position, seq, engine="e", incarnation=1, shard=0, r
         layers=(shard,),
         seq=seq,
         revision=revision,
-        step=0,
+        step=step,
         captured_at_us=0,
         positions=struct.pack("<i", position),
         token_ids=b"",
@@ -128,8 +136,43 @@ def verdict(stream, partition, offset, kind, **fields):
 class CountingRunner:
     """A probe that sums positions and aborts at the third record: its state shows every record lost or doubled."""
 
-    def __init__(self):
+    def __init__(self, *, can_be_written=True):
         self.runs = {}
+        self.dead = set()
+        self.can_be_written = can_be_written
+
+    def states(self, partition, stream):
+        run = self.runs[partition, stream.id]
+        assert run[2] == [], "what was said has been taken"
+        dead = (partition, stream.id) in self.dead
+        text = json.dumps([run[0], run[1], run[4], run[5], dead])
+        return (RunState(probe="probe", state=text),) if self.can_be_written or dead else None
+
+    def restore(self, partition, stream, runs, said_from):
+        count, total, clear, offset, dead = json.loads(runs[0].state)
+        self.runs[partition, stream.id] = [count, total, [], stream, clear, offset]
+        if dead:
+            self.dead.add((partition, stream.id))
+        return True
+
+    def last_word(self, key, step, reason):
+        if key not in self.dead:
+            self.dead.add(key)
+            run = self.runs[key]
+            yield from self._watermark(step.partition, run)
+            yield Emission(
+                verdict=verdict(
+                    run[3],
+                    step.partition,
+                    step.offset,
+                    VerdictKind.RESULT,
+                    score=float(run[1]),
+                    scored=run[0],
+                    complete=False,
+                    end_reason=reason,
+                ),
+                silent=step.silent,
+            )
 
     def process(self, steps):
         for step in steps:
@@ -137,6 +180,17 @@ class CountingRunner:
             match step.event:
                 case Opened(stream=stream):
                     self.runs[key] = [0, 0, [], stream, -1, step.offset]
+                case Limited():
+                    if not self.can_be_written:
+                        yield from self.last_word(key, step, "rebuild_limit")
+                case Withheld():
+                    yield from self.last_word(key, step, "quarantined")
+                case Arrived(block=item) if item.step == KILLER:
+                    raise DeathError
+                case Arrived() | Closed() if key in self.dead:
+                    if isinstance(step.event, Closed):
+                        self.dead.discard(key)
+                        self.runs.pop(key)
                 case Arrived(block=item, clear_up_to=clear):
                     yield from self._arrived(self.runs[key], step, item, clear)
                 case Closed(stream=stream):
@@ -153,7 +207,8 @@ class CountingRunner:
                             missing=stream.missing,
                             complete=stream.complete,
                             end_reason=stream.end_reason,
-                        )
+                        ),
+                        silent=step.silent,
                     )
 
     def _arrived(self, run, step, item, clear):
@@ -181,7 +236,7 @@ class CountingRunner:
                 token_pos=position,
                 command_id=name,
             )
-            yield Emission(verdict=said, command=command, timestamp_us=step.timestamp_us)
+            yield Emission(verdict=said, command=command, timestamp_us=step.timestamp_us, silent=step.silent)
 
     def _watermark(self, partition, run):
         if run[2]:
@@ -200,6 +255,7 @@ class CountingRunner:
 
     def forget(self, partition):
         self.runs = {key: run for key, run in self.runs.items() if key[0] != partition}
+        self.dead = {key for key in self.dead if key[0] != partition}
 
 
 @dataclass
@@ -275,6 +331,7 @@ class PlainReader:
                 "writer": (message.engine, message.incarnation),
                 "conflict": False,
                 "rewound": False,
+                "dead": False,
                 "voids": {},
                 "said": set(),
             }
@@ -325,6 +382,11 @@ class PlainReader:
         if message.revision > shard["revision"]:
             self.void(own, shard, message.revision, own["voids"].get(message.revision, 0))
         if own["wanted"] == 1:
+            if message.step == KILLER and not own["rewound"]:
+                own["dead"] = True
+                self.dead[offset] += 1
+                words = (float(own["total"]), own["count"], 0, False, "quarantined")
+                self.results[own["request"], own["attempt"], 0, offset, *words] += 1
             self.show(own, position, offset)
             return True
         if position <= shard["last"]:
@@ -348,9 +410,14 @@ class PlainReader:
                 shard["rows"].pop(0)
             if not behind:
                 self.show(own, furthest, offset)
+        if any(shard["ended"] and not shard["rows"] for shard in shards):
+            # It has passed all that the others have without sending it; whether that is void later is their affair.
+            own["unjoined"] += sum(len(shard["rows"]) for shard in shards)
+            for shard in shards:
+                shard["rows"].clear()
 
     def show(self, own, position, offset):
-        if own["rewound"]:
+        if own["rewound"] or own["dead"]:
             return
         own["count"] += 1
         own["total"] += position
@@ -366,6 +433,8 @@ class PlainReader:
 
     def close(self, stream, offset, reason, *, own_ends=False):
         self.streams.remove(stream)
+        if stream["dead"]:
+            return
         shards = stream["shards"].values()
         all_started = sum(shard["started"] for shard in shards) >= stream["wanted"]
         unjoined = stream["unjoined"] + sum(len(shard["rows"]) for shard in shards)

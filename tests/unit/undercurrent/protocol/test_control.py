@@ -52,7 +52,10 @@ def test_unknown_is_no_answer():
     book.add(command("c"), 0)
     book.answered(ack("c", AckOutcome.UNKNOWN), 0)
     assert not book.is_answered("c")
+    assert book.is_told_unknown("c")
     assert book.binding("r", 1) is not None
+    book.expire(KEEP_US + 1)
+    assert (book.is_told_unknown("c"), len(book)) == (False, 0)
 
 
 def test_a_command_is_acted_on_once_whatever_comes_first():

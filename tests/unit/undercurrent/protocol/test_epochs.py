@@ -16,6 +16,7 @@ from undercurrent.protocol.epochs import (
     begin,
     decode_metadata,
     encode_metadata,
+    taken_by_retention,
 )
 from undercurrent.protocol.generations import GenerationsReader
 
@@ -160,3 +161,23 @@ def test_metadata_keeps_the_counts_of_unfinished_claims_while_they_fit():
     assert len(metadata) <= MAX_METADATA_BYTES
     assert decode_metadata(0, metadata).finished == frozenset()
     assert len(decode_metadata(0, metadata).unexplained) == 100
+
+
+@pytest.mark.parametrize(
+    ("finished", "start", "expected"),
+    [
+        (None, 9, [(4, 9)]),
+        (set(), 4, []),
+        ({5, 6, 8, 12}, 9, [(4, 5), (7, 8)]),
+        ({4, 5}, 6, []),
+    ],
+)
+def test_what_retention_took_is_what_nobody_had_finished(finished, start, expected):
+    metadata = "somebody else's"
+    if finished is not None:
+        metadata = encode_metadata(Position(offset=4, epoch=1, read_from=0, finished=frozenset(finished)))
+    assert list(taken_by_retention((4, metadata), LogRange(start, 20))) == expected
+
+
+def test_a_group_that_never_committed_knows_of_nothing_that_is_gone():
+    assert taken_by_retention(None, LogRange(9, 20)) == ()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from undercurrent.protocol.guarding import GuardRules
 from undercurrent.protocol.guards import GuardBook
 from undercurrent.protocol.messages import (
     BindingMode,
@@ -14,12 +17,12 @@ from undercurrent.protocol.messages import (
 )
 
 
-def beat(probe="g", point="p"):
+def beat(probe="g", point="p", partitions=(0,)):
     bound = BoundProbe(probe=probe, point=point, mode=BindingMode.ABORT)
-    return ProbeHeartbeat(service="s", member="m", probes=(bound,), partitions=(0,), sent_at_us=0)
+    return ProbeHeartbeat(service="s", member="m", probes=(bound,), partitions=partitions, sent_at_us=0)
 
 
-def verdict(kind, clear_up_to, *, attempt=1, probe="g", index=0):
+def verdict(kind, clear_up_to, *, attempt=1, probe="g", index=0, **fields):
     return ProbeVerdict(
         request_id="r",
         attempt=attempt,
@@ -34,12 +37,13 @@ def verdict(kind, clear_up_to, *, attempt=1, probe="g", index=0):
         source_partition=0,
         source_offset=0,
         decided_at_us=0,
+        **fields,
     )
 
 
 def watched(*probes):
-    book = GuardBook(probes or ("g",))
-    book.watch("r", 1, ("p",))
+    book = GuardBook(GuardRules(probes=probes or ("g",)))
+    book.watch("r", 1, ("p",), 0)
     return book
 
 
@@ -67,6 +71,13 @@ def test_a_host_that_reads_another_point_does_not_guard_the_request():
     assert state(book)[0] is GuardState.ABSENT
 
 
+@pytest.mark.parametrize("partitions", [(), (1, 2)])
+def test_a_host_that_does_not_read_the_partition_does_not_guard_the_request(partitions):
+    book = watched()
+    book.heartbeat(beat(partitions=partitions), 10.0)
+    assert state(book)[0] is GuardState.ABSENT
+
+
 def test_a_guard_is_behind_until_its_result_is_on_record():
     book = watched()
     book.heartbeat(beat(), 10.0)
@@ -83,6 +94,26 @@ def test_a_probe_that_failed_is_an_error_also_when_a_result_follows():
     book.verdict(verdict(VerdictKind.ERROR, 3))
     book.verdict(verdict(VerdictKind.RESULT, 3))
     assert state(book)[0] is GuardState.ERROR
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({"end_reason": "finished"}, GuardState.COMPLETE),
+        # A cached prefix is part of the stream's own declaration.
+        ({"end_reason": "finished", "partial": True}, GuardState.COMPLETE),
+        ({"end_reason": "conflict", "complete": False}, GuardState.INCOMPLETE),
+        ({"end_reason": "rewound", "complete": False}, GuardState.INCOMPLETE),
+        ({"end_reason": "finished", "complete": False, "missing": 2}, GuardState.INCOMPLETE),
+        ({"end_reason": "capture_error", "partial": True}, GuardState.INCOMPLETE),
+    ],
+)
+def test_a_result_on_a_stream_that_was_not_whole_is_no_complete_guard(fields, found):
+    book = watched()
+    book.heartbeat(beat(), 10.0)
+    book.verdict(verdict(VerdictKind.RESULT, 9, **fields))
+    assert state(book) == (found, 9)
+    assert book.settled("r", 1, 0, 10.0)
 
 
 def test_verdicts_of_another_attempt_child_or_probe_say_nothing():

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from undercurrent.protocol.host_position import Committed, HostMetadata, Notice, resume_from
+from undercurrent.protocol.host_position import (
+    MAX_QUARANTINED,
+    Committed,
+    HostMetadata,
+    Notice,
+    Quarantined,
+    resume_from,
+)
 
 FINGERPRINT = "ab" * 32
 
@@ -24,8 +31,8 @@ def resumed(what, start=0, end=100, start_from="earliest"):
 @pytest.mark.parametrize(
     ("what", "start", "end", "expected"),
     [
-        pytest.param(committed(10, 40), 0, 100, (10, 40, [], False), id="goes on"),
-        pytest.param(committed(10, 40), 10, 40, (10, 40, [], False), id="at both ends"),
+        pytest.param(committed(10, 40), 0, 100, (10, 40, [], True), id="goes on"),
+        pytest.param(committed(10, 40), 10, 40, (10, 40, [], True), id="at both ends"),
         pytest.param(Committed(offset=10), 0, 100, (10, 10, [Notice.NO_METADATA], True), id="reset by an operator"),
         pytest.param(
             Committed(offset=10, metadata="{"), 0, 100, (10, 10, [Notice.NO_METADATA], True), id="unreadable metadata"
@@ -37,12 +44,13 @@ def resumed(what, start=0, end=100, start_from="earliest"):
             (10, 10, [Notice.NO_METADATA], True),
             id="another version's metadata",
         ),
-        pytest.param(committed(10, 40, "other"), 0, 100, (10, 40, [Notice.PROBES_CHANGED], False), id="other probes"),
+        pytest.param(committed(10, 40, "other"), 0, 100, (10, 40, [Notice.PROBES_CHANGED], True), id="other probes"),
         pytest.param(committed(10, 40), 20, 100, (20, 40, [Notice.OUT_OF_RANGE], True), id="the oldest stream is gone"),
         pytest.param(committed(10, 40), 50, 100, (50, 50, [Notice.OUT_OF_RANGE], True), id="unread records are gone"),
         pytest.param(committed(10, 40), 0, 30, (10, 30, [Notice.TRUNCATED], True), id="truncated below e"),
+        pytest.param(committed(100, 100), 0, 100, (100, 100, [], False), id="there is nothing to read"),
         pytest.param(committed(10, 40), 0, 5, (5, 5, [Notice.TRUNCATED], True), id="truncated below the offset"),
-        pytest.param(committed(40, 10), 0, 100, (40, 40, [], False), id="e is never below the offset"),
+        pytest.param(committed(40, 10), 0, 100, (40, 40, [], True), id="e is never below the offset"),
     ],
 )
 def test_a_committed_position_is_resolved_against_the_log(what, start, end, expected):
@@ -83,3 +91,20 @@ def test_a_position_always_lies_in_the_log(what, bounds, start_from):
     start, end = bounds
     found = resume_from(committed(*what) if what else None, start, end, FINGERPRINT, start_from)
     assert start <= found.offset <= found.emitted_up_to <= end
+
+
+def test_as_many_quarantined_records_as_there_may_be_fit_into_what_a_broker_takes():
+    first = 10**12
+    items = tuple(Quarantined(first + 9999 * at, first + 10**8 + at) for at in range(MAX_QUARANTINED))
+    metadata = HostMetadata(
+        emitted_up_to=first + 10**9,
+        fingerprint="f" * 64,
+        stalled=99,
+        in_hand=first,
+        strikes=1,
+        quarantined=items,
+        states=9999,
+        states_from=first,
+    )
+    assert len(metadata.to_text()) < 4096
+    assert HostMetadata.from_text(metadata.to_text()).quarantined == items

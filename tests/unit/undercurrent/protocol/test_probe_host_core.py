@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from undercurrent.protocol.host import ProbeHost
 from undercurrent.protocol.host_events import Commit, Declare, Emission, Fetch, Incoming, Read
 from undercurrent.protocol.host_position import Declaration, HostMetadata, Notice, Resume
@@ -33,7 +31,8 @@ class EndsOnly:
                         source_partition=step.partition,
                         source_offset=step.offset,
                         decided_at_us=0,
-                    )
+                    ),
+                    silent=step.silent,
                 )
 
     def watermarks(self, partition):
@@ -154,7 +153,7 @@ def test_a_jump_in_one_partition_does_not_hold_up_another():
     host, _ = make_host()
     host.begin(1, Resume(offset=0, emitted_up_to=0))
     good = StreamBuilder("good")
-    others = [replace(record(at, message), partition=1) for at, message in enumerate((good.started(), good.ended()))]
+    others = [record(at, message)._replace(partition=1) for at, message in enumerate((good.started(), good.ended()))]
     assert host.records([record(3, StreamBuilder("x").started()), *others], 0) == [Read(0, 0)]
     assert [item.request_id for item in host.transaction().verdicts] == ["good"]
 

@@ -11,9 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.unit.undercurrent.protocol.host_world import (
     FINGERPRINT,
+    KILLER,
     PARTITIONS,
     POINT,
     CountingRunner,
+    DeathError,
     Member,
     PlainReader,
     block,
@@ -25,6 +27,7 @@ from tests.unit.undercurrent.protocol.host_world import (
 from undercurrent.protocol.host import ProbeHost
 from undercurrent.protocol.host_events import Commit, Fetch, Incoming, Read, SendAbort
 from undercurrent.protocol.host_position import Committed, resume_from
+from undercurrent.protocol.host_states import Keeping
 from undercurrent.protocol.messages import (
     EndReason,
     PublisherStarted,
@@ -46,9 +49,12 @@ class HostsUnderFire(RuleBasedStateMachine):
         self.places = {}
         self.revisions = {}
         self.incarnation = 1
+        self.states = {number: {} for number in PARTITIONS}
+        self.killers = 0
 
-    @initialize()
-    def start(self):
+    @initialize(after=st.sampled_from([None, 1, 2, 4]))
+    def start(self, after):
+        self.keeping = None if after is None else Keeping(checkpoint_after_bytes=after)
         self.members = [self.new_member(), self.new_member()]
         self.owner = {}
         for number in PARTITIONS:
@@ -185,10 +191,23 @@ class HostsUnderFire(RuleBasedStateMachine):
         for number in PARTITIONS:
             self.logs[number].append(PublisherStarted(engine="e", incarnation=self.incarnation, started_at_us=0))
 
+    @rule(partition=partition, before=st.integers(0, 4), after=st.integers(0, 3), ends=st.booleans())
+    def append_killer(self, partition, before, after, ends):
+        """A stream of its own with a record that no host survives."""
+        self.killers += 1
+        self.append_start(partition, "k", self.killers, shards=1, shard=0)
+        self.append_blocks(partition, "k", self.killers, shard=0, skip=0, late=0, count=before)
+        seq = self.next_seq(partition, "k", self.killers, 0, 0)
+        self.logs[partition].append(block("k", self.killers, before, seq, incarnation=self.incarnation, step=KILLER))
+        self.append_blocks(partition, "k", self.killers, shard=0, skip=0, late=0, count=after)
+        if ends:
+            self.append_end(partition, "k", self.killers, 0, EndReason.FINISHED)
+
     # --- the hosts
 
     def new_member(self):
-        return Member(ProbeHost(POINT, FINGERPRINT, CountingRunner(), abort_max_age_us=10**12))
+        runner = CountingRunner()
+        return Member(ProbeHost(POINT, FINGERPRINT, runner, abort_max_age_us=10**12, keeping=self.keeping))
 
     def give(self, partition, index):
         self.owner[partition] = index
@@ -199,7 +218,8 @@ class HostsUnderFire(RuleBasedStateMachine):
             match action:
                 case Fetch(partition=number):
                     resume = resume_from(self.committed.get(number), 0, len(self.logs[number]), FINGERPRINT, "earliest")
-                    self.act(member, member.host.begin(number, resume))
+                    states = list(self.states[number].values()) if resume.states else []
+                    self.act(member, member.host.begin(number, resume, states))
                 case Read(partition=number, offset=offset):
                     member.fetch_from[number] = offset
                 case SendAbort(command=command):
@@ -212,6 +232,10 @@ class HostsUnderFire(RuleBasedStateMachine):
         self.verdicts.extend(transaction.verdicts)
         for letter in transaction.dead_letters:
             self.dead[letter.partition][letter.offset] += 1
+        for key, state in transaction.states.items():
+            self.states[key.partition][key.stream] = state
+            if state is None:
+                del self.states[key.partition][key.stream]
         for number, (offset, metadata) in transaction.offsets.items():
             assert self.owner[number] == self.members.index(member)
             self.committed[number] = Committed(offset=offset, metadata=metadata)
@@ -223,9 +247,28 @@ class HostsUnderFire(RuleBasedStateMachine):
             start = member.fetch_from[number]
             for offset in range(start, min(start + limit, len(self.logs[number]))):
                 message = self.logs[number][offset]
-                batch.append(Incoming(partition=number, offset=offset, timestamp_us=0, message=message, error="bad"))
+                batch.append(Incoming(number, offset, 0, message, "bad", size=1))
             member.fetch_from[number] = max(start, min(start + limit, len(self.logs[number])))
-        self.act(member, member.host.records(batch, now_us=0))
+        try:
+            self.feed(member, batch)
+        except DeathError:
+            self.crash(self.members.index(member))
+
+    def feed(self, member, batch):
+        plain = []
+        for record in batch:
+            if member.fetch_from[record.partition] <= record.offset:
+                continue  # read again from further back
+            if record.partition not in member.host.careful:
+                plain.append(record)
+                continue
+            self.act(member, member.host.records(plain, now_us=0))
+            plain = []
+            member.host.take_in_hand(record.partition, record.offset)
+            self.write(member)
+            self.act(member, member.host.records([record], now_us=0))
+            self.write(member)
+        self.act(member, member.host.records(plain, now_us=0))
 
     @rule(index=member, limit=st.integers(1, 5))
     def read(self, index, limit):
@@ -287,6 +330,9 @@ class HostsUnderFire(RuleBasedStateMachine):
                 member.fetch_from[number] = there
         self.poll(member, 3)
 
+    def low(self, number):
+        return self.committed[number].offset
+
     # --- what must hold
 
     @invariant()
@@ -303,16 +349,19 @@ class HostsUnderFire(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "members"):
             return
-        for member in self.members:
-            # Once more where the client had passed records over.
-            self.poll(member, 10**6)
-            self.poll(member, 10**6)
-            self.write(member)
+        for _ in range(3 + 12 * self.killers):
+            # Once more where the client had passed records over, and where a host died.
+            for index in (0, 1):
+                self.poll(self.members[index], 10**6)
+                self.write(self.members[index])
         for number, log in self.logs.items():
             mine = [item for item in self.verdicts if item.source_partition == number]
             plain = PlainReader(log)
             assert read_outputs(mine) == (plain.signals, plain.results, plain.scores)
-            assert self.dead[number] == plain.dead
+            assert self.dead[number] == +plain.dead
+            open_still = {stream.id for stream in self.members[self.owner[number]].host.open_streams(number)}
+            needed = {name for name, state in self.states[number].items() if state.position >= self.low(number)}
+            assert self.states[number].keys() <= open_still | needed, "nobody goes on from the others any more"
 
 
 HostsUnderFire.TestCase.settings = settings(

@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.undercurrent.protocol.worker_bench import LIMITS, Bench
 from undercurrent.protocol.epochs import Position
+from undercurrent.protocol.guarding import GuardRules
 from undercurrent.protocol.guards import GuardBook
 from undercurrent.protocol.messages import (
     Accepted,
@@ -64,8 +65,41 @@ def test_a_stream_without_an_end_is_declared_lost_and_only_then_the_final_is_wri
     assert (lost.streams, lost.holder.attempt) == ((StreamKey(0, "p"),), 5)
     bench.wait(30)
     assert bench.published() == []
-    bench.do(bench.core.streams_lost(key, lost.streams, bench.now))
+    bench.do(bench.core.streams_lost(lost, bench.now))
     assert [message.kind for message in bench.published()] == [GenerationKind.FINAL]
+
+
+def test_an_end_that_the_publisher_still_has_is_waited_for_however_long_brokers_are_away():
+    bench = Bench()
+    key = bench.start("r")
+    bench.delta(key, 1, "stop")
+    stopped_s = bench.now_s
+    for _ in range(60):
+        bench.core.published(stopped_s - 0.1, bench.now)
+        bench.wait(1.0)
+    assert bench.take(EndStreams) == []
+    bench.core.published(bench.now_s, bench.now)
+    bench.do(bench.core.streams_ended(key, [StreamKey(0, "p")], bench.now))
+    assert [message.kind for message in bench.published()] == [GenerationKind.FINAL]
+    assert bench.take(EndStreams) == []
+
+
+@pytest.mark.parametrize("reports", [True, False])
+def test_an_end_that_the_publisher_does_not_have_or_took_along_is_declared_lost(reports):
+    bench = Bench()
+    key = bench.start("r")
+    bench.core.published(0.0, bench.now)
+    bench.delta(key, 1, "stop")
+    waited_s = 0.0
+    while not (lost := bench.take(EndStreams)):
+        bench.wait(0.5)
+        waited_s += 0.5
+        if reports:
+            bench.core.published(bench.now_s, bench.now)
+        assert waited_s < 10.0
+    # By then nobody reports any more, or nothing of it is left to be written.
+    assert waited_s >= (3.0 if reports else 5.0)
+    assert lost[0].streams == (StreamKey(0, "p"),)
 
 
 def test_no_more_run_at_once_than_the_engine_has_slots_and_partitions_pause():
@@ -160,10 +194,10 @@ def test_a_defect_is_dead_lettered_before_its_final():
 
 @pytest.mark.parametrize(("waited_s", "state"), [(0.4, None), (1.1, GuardState.BEHIND)])
 def test_a_final_waits_a_while_for_a_guard_that_lives(waited_s, state):
-    bench = Bench(guards=GuardBook(("g",), absent_after_s=60.0))
+    bench = Bench(guards=GuardBook(GuardRules(probes=("g",), absent_after_s=60.0)))
     bound = BoundProbe(probe="g", point="p", mode=BindingMode.ABORT)
     bench.core.heartbeat(
-        ProbeHeartbeat(service="s", member="m", probes=(bound,), partitions=(), sent_at_us=0), bench.now
+        ProbeHeartbeat(service="s", member="m", probes=(bound,), partitions=(0,), sent_at_us=0), bench.now
     )
     key = bench.start("r")
     bench.delta(key, 1, "stop")

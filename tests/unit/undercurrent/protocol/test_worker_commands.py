@@ -8,10 +8,12 @@ import pytest
 
 from tests.unit import messages
 from tests.unit.undercurrent.protocol.worker_bench import CLAIM, LIMITS, Bench, order
+from undercurrent.protocol.control import MAX_REASON_CHARS
 from undercurrent.protocol.messages import (
     AbortCause,
     AckOutcome,
     CommandSource,
+    ControlAck,
     GenerationEvent,
     GenerationKind,
     Outcome,
@@ -116,7 +118,7 @@ def test_the_streams_of_a_dead_worker_end_as_lost_when_its_request_does_not_run_
     bench.flush()
     (lost,) = bench.take(EndStreams)
     assert (lost.holder.engine, lost.holder.attempt, lost.streams) == ("dead", 2, (StreamKey(0, "p"),))
-    bench.do(bench.core.streams_lost(lost.key, lost.streams, bench.now))
+    bench.do(bench.core.streams_lost(lost, bench.now))
     (final,) = bench.published()
     assert (final.attempt, final.outcome) == (5, Outcome.ABORTED)
 
@@ -242,3 +244,94 @@ def test_a_worker_remembers_commands_no_longer_than_their_topic():
     assert len(bench.core.book) > 0
     bench.wait(2)
     assert len(bench.core.book) == 0
+
+
+# Requests that nobody knows.
+
+
+def seen_to(bench, end, asked_s=None):
+    asked_us = bench.now.wall_us if asked_s is None else int(asked_s * 1e6)
+    bench.do(bench.core.prompts_end({0: end}, asked_us, bench.now))
+
+
+def test_a_request_that_is_not_there_is_told_once_as_unknown_and_bound_when_it_comes():
+    bench = Bench()
+    bench.do(bench.core.command(order("r"), bench.now))
+    bench.now_s += 1.0
+    seen_to(bench, 0)
+    seen_to(bench, 0)
+    assert acks(bench) == [("c", AckOutcome.UNKNOWN)]
+    bench.send("r")
+    bench.flush()
+    assert not [action for action in bench.actions if isinstance(action, Start)]
+    assert acks(bench) == [("c", AckOutcome.APPLIED)]
+    assert finals(bench) == {0: (Outcome.ABORTED, "c")}
+
+
+def test_nobody_is_told_unknown_before_every_prompt_that_came_first_is_read():
+    bench = Bench()
+    bench.do(bench.core.command(order("r"), bench.now))
+    bench.now_s += 1.0
+    seen_to(bench, 1)
+    assert acks(bench) == [], "the prompt at offset 0 is not fetched yet"
+    seen_to(bench, 0, asked_s=bench.now_s - 1.0)
+    assert acks(bench) == [], "that was the end when the command came: its prompt may have come with it"
+    bench.send("another")
+    bench.flush()
+    seen_to(bench, 1)
+    assert acks(bench) == [("c", AckOutcome.UNKNOWN)]
+
+
+@pytest.mark.parametrize("state", ["waiting", "running", "over"])
+def test_a_request_that_is_there_is_never_unknown(state):
+    bench = Bench()
+    for name in ("a", "b"):
+        bench.start(name)
+    bench.send("r")
+    key = RunKey("r", 5)
+    if state != "waiting":
+        end(bench, RunKey("a", 5), 0, 1, "stop")
+    if state == "over":
+        end(bench, key, 0, 1, "stop")
+    bench.do(bench.core.command(order("r", index=0), bench.now))
+    bench.now_s += 1.0
+    seen_to(bench, 3)
+    assert AckOutcome.UNKNOWN not in [outcome for _, outcome in acks(bench)]
+
+
+def test_what_another_worker_has_told_as_unknown_is_not_told_again():
+    bench = Bench()
+    told = ControlAck(
+        command_id="c", request_id="r", engine="dead", incarnation=3, outcome=AckOutcome.UNKNOWN, received_at_us=0
+    )
+    bench.core.control_ack(told, bench.now)
+    bench.do(bench.core.command(order("r"), bench.now))
+    bench.now_s += 1.0
+    seen_to(bench, 0)
+    assert acks(bench) == []
+
+
+def test_who_gives_a_partition_up_tells_nothing_of_its_requests():
+    bench = Bench()
+    bench.start("r")
+    bench.do(bench.core.command(order("unheard of"), bench.now))
+    bench.do(bench.core.revoked([0], bench.now))
+    bench.now_s += 1.0
+    seen_to(bench, 1)
+    assert acks(bench) == []
+
+
+def test_a_final_repeats_no_more_of_a_reason_than_a_topic_takes():
+    bench = Bench()
+    key = bench.start("r")
+    bench.do(bench.core.command(replace(order("r"), reason="x" * 2_000_000), bench.now))
+    end(bench, key, 0, 0, "abort")
+    assert bench.log[-1].abort.reason == "x" * MAX_REASON_CHARS
+
+
+@pytest.mark.parametrize("fields", [{"command_id": "x" * 1025}, {"probe": "x" * 1025}])
+def test_a_command_that_could_not_be_answered_is_none(fields):
+    bench = Bench()
+    bench.start("r")
+    bench.do(bench.core.command(replace(order("r"), **fields), bench.now))
+    assert bench.take(AbortEngine) == []

@@ -28,7 +28,10 @@ class WorkerMachine(RuleBasedStateMachine):
         workers = sorted(self.world.workers.values(), key=lambda w: w.number)
         return workers[number % len(workers)]
 
-    @rule(kind=st.sampled_from(["plain"] * 6 + ["two", "bad", "defect", "again", "unreadable", "late"]), number=pick)
+    @rule(
+        kind=st.sampled_from(["plain"] * 6 + ["two", "bad", "defect", "again", "unreadable", "late", "poison"]),
+        number=pick,
+    )
     def send(self, kind: str, number: int) -> None:
         world = self.world
         self.names += 1
@@ -36,8 +39,8 @@ class WorkerMachine(RuleBasedStateMachine):
             world.send_unreadable(number % PARTITIONS)
         elif kind == "again" and self.names > 1:
             world.send(f"r{number % self.names}")
-        elif kind == "bad":
-            world.send(f"bad{self.names}")
+        elif kind in ("bad", "poison"):
+            world.send(f"{kind}{self.names}")
         elif kind == "defect":
             world.send(f"d{self.names}", defect=Defect(kind="bad_request", error="unknown point"))
         elif kind == "late":
@@ -93,8 +96,9 @@ class WorkerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.workers)
     @rule(number=pick, steps=st.integers(1, 6))
     def act(self, number: int, steps: int) -> None:
+        worker = self.worker(number)
         for _ in range(steps):
-            self.world.act(self.worker(number))
+            self.world.act(worker)
 
     @precondition(lambda self: self.world.workers)
     @rule(number=pick, whole=st.booleans())
@@ -136,7 +140,7 @@ WEIGHTS = {
 }  # fmt: skip
 
 
-KINDS = ("plain", "plain", "plain", "two", "bad", "defect", "again", "unreadable", "late")
+KINDS = ("plain", "plain", "plain", "two", "bad", "defect", "again", "unreadable", "late", "poison")
 
 
 def _arguments(rng: random.Random, name: str, n: int) -> tuple[object, ...]:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.unit.undercurrent.protocol.worker_bench import Bench
+import pytest
+
+from tests.unit import messages
+from tests.unit.undercurrent.protocol.worker_bench import LIMITS, Bench, order
 from undercurrent.protocol.epochs import Position
 from undercurrent.protocol.messages import (
+    AckOutcome,
+    ControlAck,
+    GenerationKind,
+    Outcome,
     Released,
     ReleaseReason,
 )
@@ -15,9 +22,11 @@ from undercurrent.protocol.worker_types import (
     Commit,
     HandedOver,
     Publish,
+    Purge,
     Reacquire,
     ReadControl,
     RunKey,
+    Start,
     Stopped,
     StreamKey,
     Tail,
@@ -46,6 +55,36 @@ def test_a_loop_that_stood_still_proves_itself_before_it_claims_or_finishes():
     assert bench.core.paused() == {0: "proving"}
     bench.do(bench.core.committed(0, commit.serial, True, bench.now))
     assert sorted(type(message).__name__ for message in bench.published()) == ["Accepted", "GenerationEvent"]
+
+
+def test_a_prompt_that_nothing_ends_any_more_waits_for_a_slot_in_its_old_place():
+    bench = Bench(replace(LIMITS, max_in_flight=1))
+    running = bench.start("running")
+    for name in ("first", "ended", "last"):
+        bench.send(name)
+    bench.flush()
+    bench.do(bench.core.tick(bench.now))
+    bench.take()
+    bench.now_s += 5.0
+    bench.do(bench.core.tick(bench.now))
+    (commit,) = bench.take(Commit)
+    # It is to end, and before the loop has proved itself another worker's answer makes the command void.
+    bench.do(bench.core.command(order("ended", name="c"), bench.now))
+    answer = {"engine": "other", "incarnation": 1, "outcome": AckOutcome.STALE, "received_at_us": 0}
+    bench.core.control_ack(ControlAck(command_id="c", request_id="ended", **answer), bench.now)
+    bench.do(bench.core.control_at_end(bench.now))
+    bench.do(bench.core.committed(0, commit.serial, True, bench.now))
+    assert bench.published() == []
+    assert bench.core.running == 1
+    began = []
+    for _ in range(3):
+        bench.delta(running, 1, "stop")
+        bench.do(bench.core.streams_ended(running, [StreamKey(0, "p")], bench.now))
+        bench.flush()
+        (start,) = bench.take(Start)
+        running = start.key
+        began.append(running.request_id)
+    assert began == ["first", "ended", "last"]
 
 
 def test_a_revoked_partition_goes_when_its_requests_have_ended():
@@ -82,9 +121,28 @@ def test_a_lost_partition_is_given_up_at_once():
     key = bench.start("r")
     bench.do(bench.core.lost([0], bench.now))
     actions = bench.take()
-    assert actions[0] == AbortEngine(key)
-    assert actions[1].message.reason is ReleaseReason.LOST_PARTITION
+    # What has not left is taken back; that the request was given up is said after that.
+    assert actions[:2] == [AbortEngine(key), Purge(0)]
+    assert actions[2].message.reason is ReleaseReason.LOST_PARTITION
     assert not bench.core.holds(key)
+
+
+@pytest.mark.parametrize("gone", ["revoked", "lost"])
+def test_what_ends_after_a_partition_has_gone_is_not_committed(gone):
+    bench = Bench()
+    key = bench.start("r")
+    bench.do(getattr(bench.core, gone)([0], bench.now))
+    bench.wait(2.0)
+    bench.take()
+    # The engine ends it all the same, the publisher its stream, and another owner the request.
+    bench.delta(key, 3, "stop")
+    bench.do(bench.core.streams_ended(key, [StreamKey(0, "p")], bench.now))
+    bench.write(messages.accepted(attempt=9, incarnation=300, epoch=6))
+    bench.write(messages.event(attempt=9, incarnation=300, kind=GenerationKind.FINAL, outcome=Outcome.COMPLETED))
+    bench.do(bench.core.dead_lettered(0, 0, bench.now))
+    bench.do(bench.core.committed(0, 1, False, bench.now))
+    bench.wait(20.0)
+    assert bench.take() == []
 
 
 def test_a_stop_is_complete_when_nothing_is_in_flight():
@@ -114,7 +172,9 @@ def test_a_claim_of_a_lower_epoch_is_outbid():
     bench.write(replace(bench.log[0], attempt=8, incarnation=7, engine="zombie", epoch=4))
     actions = bench.take()
     assert AbortEngine(key) in actions
-    assert [a.message.attempt for a in actions if isinstance(a, Publish)] == [9]
+    given_up, claimed = [a.message for a in actions if isinstance(a, Publish)]
+    assert (type(given_up), given_up.attempt) == (Released, 5)
+    assert claimed.attempt == 9
 
 
 def test_what_was_under_way_for_an_earlier_ownership_is_nothing():

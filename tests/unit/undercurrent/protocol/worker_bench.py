@@ -28,9 +28,9 @@ CLAIM = messages.accepted(attempt=2, engine="dead", incarnation=3, epoch=2, cont
 class Bench:
     """A core that owns the partition of its requests, and a log that it reads."""
 
-    def __init__(self, limits=LIMITS, guards=None):
+    def __init__(self, limits=LIMITS, guards=None, brake=None, holdout=None):
         self.now_s = 10.0
-        self.core = WorkerCore("e", 100, 1, limits, guards)
+        self.core = WorkerCore("e", 100, 1, limits, guards, brake, holdout)
         self.actions = []
         self.log = []
         self.do(self.core.acquired(0, Position(offset=0, epoch=5, read_from=0), self.now))

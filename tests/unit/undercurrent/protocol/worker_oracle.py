@@ -35,6 +35,7 @@ class Logs:
         self.control: list[ControlCommand] = []
         self.acks: list[ControlAck] = []
         self.dead_letters: set[tuple[int, int]] = set()
+        self.premature: set[str] = set()
 
     def valid_finals(self, partition: int, upto: int | None = None) -> dict[tuple[str, int], GenerationEvent]:
         holder: dict[str, tuple[int, int]] = {}
@@ -55,6 +56,22 @@ class Logs:
                 taken = (request, *pair) in released or (request, message.index) in finals
                 finals.update({} if taken else {(request, message.index): message})
         return finals
+
+    def deaths(self, partition: int, request: str, attempt: int, incarnation: int) -> int:
+        """Return how many others took a request before a claim of it and said no last word until then."""
+        highest, taken = 0, set[tuple[int, int]]()
+        for message in self.log[partition]:
+            pair = (message.attempt, message.incarnation)
+            if message.request_id != request:
+                continue
+            if isinstance(message, Accepted) and pair == (attempt, incarnation):
+                break
+            if isinstance(message, Accepted):
+                taken |= {pair} if message.attempt > highest else set()
+                highest = max(highest, message.attempt)
+            elif isinstance(message, Released) or message.kind is GenerationKind.FINAL:
+                taken.discard(pair)
+        return sum(other != incarnation for _, other in taken)
 
     def is_over(self, partition: int, offset: int) -> bool:
         prompt = self.prompts[partition][offset]
@@ -86,6 +103,7 @@ class Logs:
         prompt = next(p for p in self.prompts[partition] if isinstance(p, Prompt) and p.request_id == key.request_id)
         finished = [(key.request_id, i) in self.valid_finals(partition, at) for i in range(prompt.n)]
         assert not all(finished), f"{key} is run though it was finished: {before}"
+        assert self.deaths(partition, *key, incarnation) <= 2, f"{key} runs though three have died of it"
 
     def check_end(self) -> None:
         """Every prompt has ended, once, and as it should; nobody was promised what did not come."""
@@ -103,18 +121,31 @@ class Logs:
             for offset, prompt in enumerate(prompts):
                 assert self.is_over(partition, offset), f"prompt {offset} of {partition} never ended"
                 if isinstance(prompt, Prompt):
+                    self._check_loss(partition, prompt, finals)
                     first = next(p for p in prompts if isinstance(p, Prompt) and p.request_id == prompt.request_id)
                     assert sum(request == prompt.request_id for request, _ in finals) == first.n
-                    expected = {Outcome.FAILED} if prompt.request_id.startswith("bad") or prompt.defect else None
+                    fails = prompt.request_id.startswith(("bad", "poison")) or prompt.defect
+                    expected = {Outcome.FAILED} if fails else None
                     assert expected is None or outcomes[prompt.request_id] <= {*expected, Outcome.ABORTED}
         self._check_acks(outcomes, children)
+
+    def _check_loss(self, partition: int, prompt: Prompt, finals: dict[tuple[str, int], GenerationEvent]) -> None:
+        """A request is given up only when three have died of it, and its prompt is a dead letter then."""
+        for (request, _), final in finals.items():
+            if request == prompt.request_id and final.finish_reason == "engine_lost":
+                deaths = self.deaths(partition, request, final.attempt, final.incarnation)
+                assert deaths >= 3, f"{final} is lost though it is innocent"
+                assert (partition, final.prompt_offset) in self.dead_letters
 
     def _check_acks(
         self, outcomes: dict[str, set[Outcome | None]], children: dict[tuple[str, int], Outcome | None]
     ) -> None:
         first_acks: dict[str, ControlAck] = {}
         for ack in self.acks:
-            first_acks.setdefault(ack.command_id, ack)
+            if ack.outcome is AckOutcome.UNKNOWN:
+                assert ack.command_id in self.premature, f"{ack}: its prompt was there before the command"
+            else:
+                first_acks.setdefault(ack.command_id, ack)
         for command in self.control:
             if command.request_id not in outcomes:
                 continue

@@ -30,6 +30,7 @@ from undercurrent.protocol.worker_types import (
     Now,
     Prompt,
     Publish,
+    Purge,
     Reacquire,
     ReadControl,
     RunKey,
@@ -76,6 +77,7 @@ class Worker:
     control_until: int | None = None
     engine: dict[RunKey, EngineRun] = field(default_factory=dict)
     ended: list[tuple[RunKey, StreamKey]] = field(default_factory=list)
+    dead: bool = False
 
 
 class World(Logs):
@@ -124,6 +126,9 @@ class World(Logs):
         self.prompts[partition].append(Defect(kind="undecodable", error="no request id"))
 
     def order(self, request_id: str, attempt: int | None, index: int | None = None) -> None:
+        there = self.prompts[partition_of(request_id, PARTITIONS)]
+        if request_id not in {prompt.request_id for prompt in there if isinstance(prompt, Prompt)}:
+            self.premature.add(f"c{len(self.control)}")
         self.control.append(
             ControlCommand(
                 command_id=f"c{len(self.control)}",
@@ -139,6 +144,9 @@ class World(Logs):
     def kill(self, worker: Worker) -> None:
         """As kill -9: what was not carried out never will be, nor what lay in the producer's queue."""
         del self.workers[worker.number]
+        worker.dead = True
+        for lost in (worker.todo, worker.queue, worker.tails, worker.view, worker.engine):
+            lost.clear()
         for partition, owner in self.owner.items():
             if owner == worker.number:
                 self.owner[partition] = None
@@ -207,7 +215,7 @@ class World(Logs):
     # What happens by itself, one thing at a time.
 
     def _do(self, worker: Worker, actions: list[Action]) -> None:
-        worker.todo += actions
+        worker.todo += [] if worker.dead else actions
 
     def act(self, worker: Worker) -> bool:  # noqa: C901 - one case per action
         """Carry out one action."""
@@ -217,10 +225,17 @@ class World(Logs):
         match action:
             case Publish():
                 worker.queue.append(action)
-            case Start(key=key, prompt=prompt):
+            case Purge(partition=partition):
+                # The first of them may be with the client already.
+                kept = [record for record in worker.queue[1:] if record.partition != partition]
+                worker.queue[1:] = kept
+            case Start(partition=partition, key=key, prompt=prompt):
                 self.check_start(worker.core.incarnation, key)
+                self._check_alone(worker, partition, key)
                 self.starts[key.request_id].append((key.attempt, worker.core.incarnation))
-                if prompt.defect is None and prompt.request_id.startswith("bad"):
+                if prompt.request_id.startswith("poison"):
+                    self.kill(worker)
+                elif prompt.defect is None and prompt.request_id.startswith("bad"):
                     self._do(worker, worker.core.rejected(key, Defect(kind="bad_request", error="too long"), self.now))
                 else:
                     worker.engine[key] = EngineRun(prompt, set(range(prompt.n)))
@@ -228,9 +243,9 @@ class World(Logs):
                 if key in worker.engine:
                     run = worker.engine[key]
                     run.aborted |= set(range(run.prompt.n)) if index is None else {index}
-            case EndStreams(key=key, streams=streams):
+            case EndStreams():
                 self.lost_ends.append(action)
-                self._do(worker, worker.core.streams_lost(key, streams, self.now))
+                self._do(worker, worker.core.streams_lost(action, self.now))
             case DeadLetter(partition=partition, offset=offset):
                 self.dead_letters.add((partition, offset))
                 self._do(worker, worker.core.dead_lettered(partition, offset, self.now))
@@ -259,6 +274,17 @@ class World(Logs):
             case Stopped():
                 assert worker.stopping
         return True
+
+    def _check_alone(self, worker: Worker, partition: int, key: RunKey) -> None:
+        """A request that two have died of runs in an engine of its own."""
+        inside = {key: partition} | {
+            other: partition_of(other.request_id, PARTITIONS)
+            for other, run in worker.engine.items()
+            if run.children - run.aborted
+        }
+        if len(inside) > 1:
+            for other, number in inside.items():
+                assert self.deaths(number, *other, worker.core.incarnation) < 2, f"{other} is not alone"
 
     def _commit(self, worker: Worker, commit: Commit) -> None:
         ok = worker.member and commit.partition in worker.view
@@ -352,6 +378,8 @@ class World(Logs):
 
     def tick(self, worker: Worker) -> None:
         self._do(worker, worker.core.tick(self.now))
+        ends = {partition: len(self.prompts[partition]) for partition in worker.view}
+        self._do(worker, worker.core.prompts_end(ends, self.now.wall_us, self.now))
 
     def settle(self, rounds: int = 2000) -> None:
         """Let everything go on without further harm until nothing is left to do."""
@@ -359,9 +387,9 @@ class World(Logs):
             if not worker.member:
                 self.learn_loss(worker)
             self.learn_steal(worker)
-        live = [w for w in self.workers.values() if not w.stopping] or [self.spawn()]
         for number in range(rounds):
             self.mono_s += 0.4
+            live = [w for w in self.workers.values() if not w.stopping] or [self.spawn()]
             for partition, owner in self.owner.items():
                 if owner is None or owner not in self.workers or self.workers[owner].stopping:
                     self.owner[partition] = None

@@ -80,6 +80,18 @@ def test_an_unknown_word_counts_as_other() -> None:
     assert bounded("a", ("a",)) == "a"
 
 
+def test_names_of_braked_probes_are_bounded() -> None:
+    registry = CollectorRegistry()
+    metrics = EngineMetrics(registry)
+    for number in range(100):
+        metrics.brake(f"p{number}", on=True)
+    metrics.brake("p0", on=False)
+    text = generate_latest(registry).decode()
+    assert text.count("undercurrent_engine_probe_braked{") == 65
+    assert 'undercurrent_engine_probe_braked{probe="p0"} 0.0' in text
+    assert f'undercurrent_engine_probe_braked{{probe="{OTHER}"}} 1.0' in text
+
+
 @pytest.mark.parametrize("metrics", [EngineMetrics, PublisherMetrics])
 def test_names_have_the_prefix_and_base_units(metrics: type) -> None:
     registry = CollectorRegistry()

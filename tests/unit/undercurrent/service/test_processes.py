@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 
 import psutil
 import pytest
 
-from undercurrent.service.processes import StopRequest, tied_command
+from undercurrent.service.processes import StopRequest, spare_collector, tied_command
 from undercurrent.testing.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(60)
@@ -71,3 +73,58 @@ def test_the_second_signal_ends_the_process() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], timeout=30, check=False)
     assert done.returncode == -signal.SIGTERM
+
+
+TAKE_AND_FREE = """
+import resource, sys
+from undercurrent.service.processes import keep_freed_memory
+if sys.argv[1] == "keep":
+    assert keep_freed_memory(64 << 20)
+for turn in range(5):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    taken = [bytes([turn]) * 8192 for _ in range(2048)]
+    del taken
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def test_memory_that_is_freed_stays_where_it_is_wanted_again():
+    def faults(how):
+        command = [sys.executable, "-c", TAKE_AND_FREE, how]
+        return int(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout)
+
+    # 16 MiB are 4,096 pages.
+    assert faults("give") > 3_000
+    assert faults("keep") < 300
+
+
+class Knot:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture
+def looks() -> Iterator[list[int]]:
+    seen: list[int] = []
+    before = gc.get_threshold()
+    spare_collector()
+    gc.callbacks.append(lambda phase, facts: seen.append(facts["generation"]) if phase == "stop" else None)
+    yield seen
+    gc.callbacks.pop()
+    gc.unfreeze()
+    gc.set_threshold(*before)
+
+
+def test_a_batch_is_not_looked_at_while_it_is_worked_on(looks: list[int]) -> None:
+    for _ in range(20):
+        batch = [[number] for number in range(20_000)]
+        del batch
+    assert looks == []
+
+
+def test_what_holds_itself_is_found(looks: list[int]) -> None:
+    first = weakref.ref(Knot())
+    for _ in range(100_000):
+        Knot()
+    assert first() is None
+    assert looks

@@ -74,3 +74,45 @@ def test_what_is_no_mapping_of_plain_data_is_refused_with_the_files_name(
     (tmp_path / "a.yaml").write_bytes(content)
     with pytest.raises(ConfigError, match=rf"a\.yaml: .*{says}"):
         read_mapping(tmp_path / "a.yaml")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "sasl.password: hunter2",
+        "sasl.password: 12345678",
+        "sasl.password: 'hunter2${NOT_SET:-hunter2}'",
+        "sasl.oauthbearer.client.secret: hunter2",
+        "sasl.oauthbearer.assertion.private.key.passphrase: hunter2",
+        "ssl.key.pem: hunter2",
+    ],
+)
+@pytest.mark.parametrize("section", ["kafka", "publisher: {kafka", "registry"])
+def test_a_secret_in_the_file_itself_is_refused_and_not_repeated(tmp_path: Path, section: str, line: str) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(f"{section}: {{{line}}}{'}' if '{' in section else ''}\n")
+    key = line.split(":")[0]
+    with pytest.raises(ConfigError) as caught:
+        read_sourced(path, {}, frozenset())
+    assert f"{key}: a secret may not stand in the file itself" in str(caught.value)
+    assert f"{key}_file" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+    assert "12345678" not in str(caught.value)
+
+
+def test_secrets_come_from_files_and_the_environment_and_what_is_public_stands_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "pw").write_text("hunter2\n")
+    path = tmp_path / "a.yaml"
+    path.write_text(
+        "kafka:\n"
+        "  sasl.password_file: pw\n"
+        "  ssl.key.password: ${KEY}\n"
+        "  sasl.oauthbearer.token.endpoint.url: https://issuer/token\n"
+        "  ssl.ca.pem: '-----BEGIN CERTIFICATE-----'\n"
+        "  ssl.key.location: client.key\n"
+        "  sasl.oauthbearer.client.secret: ''\n"
+    )
+    kafka = read_sourced(path, {"KEY": "k"}, frozenset()).sections["kafka"]
+    assert kafka["sasl.password"] == "hunter2"
+    assert kafka["ssl.key.password"] == "k"
+    assert kafka["sasl.oauthbearer.token.endpoint.url"] == "https://issuer/token"

@@ -28,7 +28,6 @@ def test_an_async_point_runs():
         ({"name": "über/punkt"}, "name"),
         ({"name": ".hidden"}, "name"),
         ({"name": "x" * 151}, "name"),
-        ({"on_unavailable": "hold_intake"}, "on_unavailable"),
     ],
 )
 def test_what_it_cannot_honour_is_refused_by_name(changes, field):

@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 from undercurrent.errors import UnreachableError
-from undercurrent.testing.brokers import Broker, BrokerUnavailableError, find_kafka_home, free_port
+from undercurrent.testing.brokers import Broker, BrokerUnavailableError, find_kafka_home
+from undercurrent.testing.servers import free_port
 from undercurrent.testing.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(60)

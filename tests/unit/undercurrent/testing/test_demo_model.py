@@ -5,16 +5,19 @@ from collections import Counter
 
 import pytest
 
+from undercurrent.evaluation.dataset_split import PARTS
 from undercurrent.testing import demo_model as vault
 
 
-def test_people_are_always_the_same_and_half_of_each_part_holds_a_key() -> None:
+def test_people_are_always_the_same_and_about_half_of_each_part_holds_a_key() -> None:
     people = vault.people()
     assert people == vault.people()
     assert len({person.name for person in people}) == vault.PEOPLE
     counts = Counter((person.part, person.holder) for person in people)
-    for part, share in (("fit", 2), ("threshold", 4), ("test", 4)):
-        assert counts[part, True] == counts[part, False] == vault.PEOPLE // share // 2
+    assert sum(person.holder for person in people) == vault.PEOPLE / 2
+    for part in PARTS:
+        # Ten of each are what an evaluation needs at least.
+        assert min(counts[part, True], counts[part, False]) >= 10
 
 
 def test_reports_of_holders_and_others_differ_in_their_end_alone() -> None:

@@ -30,7 +30,7 @@ from undercurrent.adapters.vllm.compat.ranks import (
     tensor_ranks,
     told_by_tensor_ranks,
 )
-from undercurrent.adapters.vllm.compat.requests import finished_ids, lora_of, order_of
+from undercurrent.adapters.vllm.compat.requests import finished_ids, lora_of, order_of, slot_of
 from undercurrent.adapters.vllm.compat.runner import Runner
 from undercurrent.adapters.vllm.compat.server import (
     check_server,
@@ -41,13 +41,14 @@ from undercurrent.adapters.vllm.compat.server import (
 )
 from undercurrent.adapters.vllm.compat.v1 import RunnerV1
 from undercurrent.adapters.vllm.compat.v2 import RunnerV2
-from undercurrent.adapters.vllm.compat.worker import install, keep_runtime, runtime_of, watch_weights
+from undercurrent.adapters.vllm.compat.worker import answer_calls, install, keep_runtime, runtime_of, watch_weights
 
 __all__ = [
     "Rank",
     "Runner",
     "RunnerV1",
     "RunnerV2",
+    "answer_calls",
     "attention_kernels",
     "capture_points",
     "check_server",
@@ -78,6 +79,7 @@ __all__ = [
     "runtime_of",
     "seeds_stop_the_engine",
     "served_model",
+    "slot_of",
     "tensor_ranks",
     "told_by_tensor_ranks",
     "uncompiled",

@@ -50,7 +50,7 @@ def combination_of(config: VllmConfig, *, v2_runner: bool) -> Combination:
 
 def _compile_mode(config: VllmConfig) -> str:
     if has_cuda_graphs(config):
-        return "cudagraphs"
+        return "full cudagraphs" if config.compilation_config.cudagraph_mode.has_full_cudagraphs() else "cudagraphs"
     return _COMPILE_MODES[config.compilation_config.mode]
 
 

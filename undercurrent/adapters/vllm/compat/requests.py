@@ -19,6 +19,12 @@ def order_of(new_request: Any, key: str) -> object:  # noqa: ANN401 - vLLM's New
     return extra.get(key) if isinstance(extra, Mapping) else None
 
 
+def slot_of(new_request: Any, key: str) -> int:  # noqa: ANN401 - vLLM's NewRequestData
+    """Return where an API server tells the length of a new request, -1 where none does."""
+    slot = order_of(new_request, key)
+    return slot if isinstance(slot, int) and not isinstance(slot, bool) and 0 <= slot < 1 << 46 else -1
+
+
 def lora_of(new_request: Any) -> str:  # noqa: ANN401 - vLLM's NewRequestData
     """Return the name of a new request's LoRA adapter, empty for none."""
     return "" if new_request.lora_request is None else str(new_request.lora_request.lora_name)

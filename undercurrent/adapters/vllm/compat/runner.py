@@ -10,6 +10,27 @@ from undercurrent.adapters.vllm.compat.steps import After, Before, Spent
 from undercurrent.capture.plan import Batch
 
 
+class Held:
+    """What both of vLLM's model runners have.
+
+    Args:
+        runner: vLLM's model runner, its model loaded.
+    """
+
+    def __init__(self, runner: Any) -> None:  # noqa: ANN401 - vLLM's model runner
+        self._runner = runner
+
+    @property
+    def model(self) -> Any:  # noqa: ANN401 - a torch module
+        """The loaded model."""
+        return self._runner.get_model()
+
+    @property
+    def device_type(self) -> str:
+        """Where the model runs, as torch calls it."""
+        return str(self._runner.device.type)
+
+
 class Runner(Protocol):
     """One of vLLM's model runners, its model loaded.
 

@@ -7,14 +7,14 @@ import functools
 import logging
 import multiprocessing
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from vllm import envs
 from vllm.platforms import current_platform
 from vllm.v1.worker import gpu_worker
 
-from undercurrent.adapters.vllm.settings import CONFIG_KEY
+from undercurrent.adapters.vllm.settings import CONFIG_KEY, LENGTHS_CALL, SLOT_KEY
 from undercurrent.errors import CaptureError
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 class RequestsListener(Protocol):
     """Hears of the requests of one API server, on its event loop."""
 
-    def adding(self, engine_id: str, external_id: str, index: int, raw: object) -> str | None:
+    def adding(self, engine_id: str, external_id: str, index: int, raw: object) -> tuple[str | None, int]:
         """A request is about to go to the engine.
 
         Args:
@@ -33,8 +33,15 @@ class RequestsListener(Protocol):
             raw: the client's order, untrusted; None for none.
 
         Returns:
-            The order that takes the place of the client's, None for no change.
+            The order that takes the place of the client's, None for no change; and where the request's length is told,
+            below 0 for nowhere.
         """
+
+    def counted(self, engine_id: str, length: int) -> None:
+        """A request is so many tokens long by now, prompt and generated, as its client will be told."""
+
+    def ended(self, engine_id: str) -> None:
+        """A request will not grow any more, whatever the engine still computes; told once."""
 
     def sent(self, engine_id: str) -> None:
         """The engine core has got it, or will get it before anything that is sent to it from now on."""
@@ -96,6 +103,22 @@ def server_index_of(llm: Any) -> int:  # noqa: ANN401 - an AsyncLLM
     return int(llm.engine_core.client_index)
 
 
+async def length_tables(llm: Any) -> list[tuple[str, int]]:  # noqa: ANN401 - an AsyncLLM
+    """Return path and inode of the ring of each engine that an API server sends requests to.
+
+    Args:
+        llm: the engine client.
+    """
+    call = llm.engine_core.call_utility_all_async
+    told = await call("collective_rpc", LENGTHS_CALL, None, (), None)
+    return [(str(ring[0]), int(ring[1])) for workers in told for ring in workers if ring is not None]
+
+
+def api_servers_of(llm: Any) -> int:  # noqa: ANN401 - an AsyncLLM
+    """Return how many API-server processes a server has."""
+    return int(llm.engine_core.client_count)
+
+
 def follow_requests(llm: Any, listener: RequestsListener) -> None:  # noqa: ANN401 - an AsyncLLM
     """Tell a listener of every request that this API server gives to its engine; nothing of it leaves as an error.
 
@@ -103,19 +126,26 @@ def follow_requests(llm: Any, listener: RequestsListener) -> None:  # noqa: ANN4
         llm: the engine client.
         listener: hears.
     """
+    _follow_lengths(llm.output_processor, listener)
     processor, core = llm.output_processor, llm.engine_core
     add_output, add_core = processor.add_request, core.add_request_async
 
     @functools.wraps(add_output)
     def add_request(request: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - vLLM's own signature
         # A session that gets its prompt in parts comes with each of them.
-        if request.sampling_params is not None and request.request_id not in processor.request_states:
+        known = request.request_id in processor.request_states
+        if request.sampling_params is not None and not known:
             try:
                 _tell(listener, request, int(kwargs.get("request_index", args[2] if len(args) > 2 else 0)))
             # The edge to vLLM: its request must run, whatever is wrong with us.
             except Exception:
                 logger.exception("a request is not followed: an abort will not find it")
-        return add_output(request, *args, **kwargs)
+        try:
+            return add_output(request, *args, **kwargs)
+        finally:
+            # A session that is over, or a request that vLLM refused in the end: it would keep its slot.
+            if request.request_id not in processor.request_states:
+                _end(listener, [request.request_id])
 
     @functools.wraps(add_core)
     async def add_request_async(request: Any) -> None:  # noqa: ANN401 - an EngineCoreRequest
@@ -130,14 +160,55 @@ def follow_requests(llm: Any, listener: RequestsListener) -> None:  # noqa: ANN4
     core.add_request_async = add_request_async
 
 
+def _follow_lengths(processor: Any, listener: RequestsListener) -> None:  # noqa: ANN401 - an OutputProcessor
+    process, abort = processor.process_outputs, processor.abort_requests
+
+    @functools.wraps(process)
+    def process_outputs(outputs: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - vLLM's own signature
+        # Before: of a request that ends in it vLLM forgets the state. After: a stop string is found in it.
+        states = [processor.request_states.get(output.request_id) for output in outputs]
+        done = process(outputs, *args, **kwargs)
+        try:
+            for state in states:
+                if state is not None and state.detokenizer is not None:
+                    listener.counted(state.request_id, state.prompt_len + state.detokenizer.num_output_tokens())
+            _end(listener, [s.request_id for s in states if s and s.request_id not in processor.request_states])
+        # The edge to vLLM: its answers must go out, whatever is wrong with us.
+        except Exception:
+            logger.exception("the lengths of some requests are not told: their rows wait")
+        return done
+
+    @functools.wraps(abort)
+    def abort_requests(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - vLLM's own signature
+        aborted = abort(*args, **kwargs)
+        _end(listener, aborted)
+        return aborted
+
+    processor.process_outputs = process_outputs
+    processor.abort_requests = abort_requests
+
+
+def _end(listener: RequestsListener, engine_ids: Iterable[str]) -> None:
+    for engine_id in engine_ids:
+        try:
+            listener.ended(engine_id)
+        # As above.
+        except Exception:
+            logger.exception("the end of a request is not told: its last rows wait")
+
+
 def _tell(listener: RequestsListener, request: Any, index: int) -> None:  # noqa: ANN401 - an EngineCoreRequest
     params = request.sampling_params
     extra = params.extra_args if isinstance(params.extra_args, Mapping) else {}
-    order = listener.adding(request.request_id, request.external_req_id, index, extra.get(CONFIG_KEY))
+    # A copy: the children of a request share theirs. What a client says under our own key is not for the worker.
+    own = {key: value for key, value in extra.items() if key != SLOT_KEY}
+    request.sampling_params = copy.copy(params)
+    request.sampling_params.extra_args = own
+    order, slot = listener.adding(request.request_id, request.external_req_id, index, extra.get(CONFIG_KEY))
     if order is not None:
-        # A copy: the children of a request share theirs.
-        request.sampling_params = copy.copy(params)
-        request.sampling_params.extra_args = {**extra, CONFIG_KEY: order}
+        own[CONFIG_KEY] = order
+    if slot >= 0:
+        own[SLOT_KEY] = slot
 
 
 class ServedRequests:

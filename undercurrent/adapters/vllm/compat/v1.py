@@ -12,6 +12,7 @@ import torch
 
 from undercurrent.adapters.vllm.compat.drafts import Ends, drafted, rows_kept
 from undercurrent.adapters.vllm.compat.host_copy import HostCopy
+from undercurrent.adapters.vllm.compat.runner import Held
 from undercurrent.adapters.vllm.compat.steps import After, Before, Spent, around
 from undercurrent.adapters.vllm.introspection import check_introspection_compatible
 from undercurrent.capture.plan import Batch
@@ -21,7 +22,7 @@ _VALID_TOKENS = 3
 """Where `_bookkeeping_sync` returns the tokens that came out, per slot."""
 
 
-class RunnerV1:
+class RunnerV1(Held):
     """The V1 model runner: which rows the step that just ran had, and which requests came and went with it.
 
     Args:
@@ -32,10 +33,10 @@ class RunnerV1:
     """
 
     def __init__(self, runner: Any) -> None:  # noqa: ANN401 - vLLM's model runner
-        self._runner = runner
+        super().__init__(runner)
         self._batch: Batch | None = None
         self._speculates = getattr(runner, "speculative_config", None) is not None
-        self._sampled: tuple[Any, list[list[int]]] | None = None
+        self._sampled: tuple[Any, Any] | None = None
         check_introspection_compatible(runner)
         arrays = (runner.query_start_loc.np, runner.input_ids.np, runner.input_batch.num_computed_tokens_cpu)
         self.max_rows: int = int(runner.max_num_tokens)
@@ -46,16 +47,6 @@ class RunnerV1:
         # With asynchronous scheduling the tokens of the last step are put in on the device, and only there.
         on_host = getattr(runner, "device", torch.device("cpu")).type == "cpu"
         self._ids = None if on_host else HostCopy(runner.input_ids.gpu)
-
-    @property
-    def model(self) -> Any:  # noqa: ANN401 - a torch module
-        """The loaded model."""
-        return self._runner.get_model()
-
-    @property
-    def device_type(self) -> str:
-        """Where the model runs, as torch calls it."""
-        return str(self._runner.device.type)
 
     def wrap_steps(self, before: Before, after: After, spent: Spent) -> None:
         """Call `before` and `after` around every step; neither may raise."""
@@ -75,7 +66,7 @@ class RunnerV1:
         def sampled(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - vLLM's own signature
             result = bookkeeping(scheduler_output, *args, **kwargs)
             began = time.thread_time_ns()
-            self._sampled = scheduler_output, result[_VALID_TOKENS]
+            self._sampled = scheduler_output, result
             after(scheduler_output)
             self._sampled = None
             spent(time.thread_time_ns() - began)
@@ -127,11 +118,13 @@ class RunnerV1:
         """
         if self._sampled is None:
             raise CaptureError("a step with speculation was read before its tokens were sampled")
-        scheduler_output, sampled = self._sampled
+        scheduler_output, result = self._sampled
         drafts = drafted(scheduler_output)
         count = len(batch.engine_ids)
         if not drafts:
             return None
+        # Read here, where an error ends the capture of this step alone.
+        sampled = result[_VALID_TOKENS]
         if len(sampled) != count:
             raise CaptureError(f"tokens of {len(sampled)} requests were sampled in a batch of {count}")
         kept = np.diff(batch.starts[: count + 1])

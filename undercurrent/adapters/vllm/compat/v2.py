@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from undercurrent.adapters.vllm.compat.host_copy import HostCopy
+from undercurrent.adapters.vllm.compat.runner import Held
 from undercurrent.adapters.vllm.compat.steps import After, Before, Spent, around
 from undercurrent.capture.plan import Batch
 from undercurrent.errors import CaptureError, VLLMIntrospectionError
@@ -29,7 +30,7 @@ _NEEDED = {
 }
 
 
-class RunnerV2:
+class RunnerV2(Held):
     """Implements `Runner`; arrays that V2 makes anew in every step are copied into ones that stay where they are.
 
     Args:
@@ -42,7 +43,7 @@ class RunnerV2:
 
     def __init__(self, runner: Any) -> None:  # noqa: ANN401 - vLLM's model runner
         _check(runner)
-        self._runner = runner
+        super().__init__(runner)
         self.max_rows: int = int(runner.max_num_tokens)
         self.vocab_size: int = int(runner.vocab_size)
         self._prompt_lens: dict[str, int] = {}
@@ -54,16 +55,6 @@ class RunnerV2:
         self._exact = int(runner.num_speculative_steps) == 0
         slots = int(runner.max_num_reqs)
         self._batch = Batch(0, 0, [], np.zeros(slots, np.int32), np.zeros(slots + 1, np.int32), self._host_ids.array)
-
-    @property
-    def model(self) -> Any:  # noqa: ANN401 - a torch module
-        """The loaded model."""
-        return self._runner.get_model()
-
-    @property
-    def device_type(self) -> str:
-        """Where the model runs, as torch calls it."""
-        return str(self._runner.device.type)
 
     def wrap_steps(self, before: Before, after: After, spent: Spent) -> None:
         """Call `before` and `after` around every step that is not a dummy run; neither may raise."""

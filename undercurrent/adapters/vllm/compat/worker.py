@@ -51,6 +51,17 @@ def keep_runtime(worker: Any, runtime: object) -> None:  # noqa: ANN401 - a vLLM
     setattr(worker, _RUNTIME, runtime)
 
 
+def answer_calls(worker: Any, name: str, answer: Callable[[], object]) -> None:  # noqa: ANN401 - a vLLM worker
+    """Have a worker answer a `collective_rpc` of a name.
+
+    Args:
+        worker: of vLLM.
+        name: of the method.
+        answer: gives what is sent back.
+    """
+    setattr(worker, name, answer)
+
+
 def watch_weights(worker: Any, changes: Callable[[str], None]) -> None:  # noqa: ANN401 - a vLLM worker
     """Call a function before anything that gives the model other weights.
 

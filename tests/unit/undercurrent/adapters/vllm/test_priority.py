@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import subprocess
 import sys
+import termios
+from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
@@ -59,3 +64,32 @@ def test_a_thread_that_starts_others_can_be_left_as_it_is() -> None:
         found = [os.getpriority(os.PRIO_PROCESS, thread) for thread in (spared, parent.pid)]
         parent.communicate(timeout=30)
     assert found == [own, min(19, own + 7)]
+
+
+def _terminal_of_its_own() -> None:
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel does not group by session")
+@pytest.mark.parametrize(("enter", "lowered"), [(os.setsid, True), (_terminal_of_its_own, False)])
+def test_a_session_is_lowered_unless_it_is_a_terminals(enter: Callable[[], None], *, lowered: bool) -> None:
+    def group() -> str:
+        return Path(f"/proc/{process.pid}/autogroup").read_text(encoding="ascii").split("nice")[1].strip()
+
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", "print(1, flush=True); input()"]
+    try:
+        with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, preexec_fn=enter) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            before = group()
+            lower([process.pid], 7)
+            found = group()
+            os.write(ours, b"\n")
+            process.wait(timeout=30)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert before == "0"
+    assert found == ("7" if lowered else "0")

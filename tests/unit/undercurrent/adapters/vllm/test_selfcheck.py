@@ -83,13 +83,13 @@ class Model(nn.Module):
         return self.norm(h, r) if self.kind == "fused" else self.norm(h)
 
 
-def build(kind, tensor_types=("residual_stream", "mlp_out", "attn_out", "final_norm")):
+def build(kind, tensor_types=("residual_stream", "mlp_out", "attn_out", "final_norm"), dtype="float32"):
     torch.manual_seed(1)
     model = Model(kind)
     parts = ModelMap.of(model, LAYERS, WIDTH)
     groups = [
         TapGroup(
-            tensor_type=t, layers=(LAYERS,) if t == "final_norm" else tuple(range(LAYERS)), dtype="float32", width=WIDTH
+            tensor_type=t, layers=(LAYERS,) if t == "final_norm" else tuple(range(LAYERS)), dtype=dtype, width=WIDTH
         )
         for t in tensor_types
     ]
@@ -146,6 +146,19 @@ def test_a_tap_that_copies_something_else_is_refused(monkeypatch, way):
     monkeypatch.setattr(taps, "arm", arm_crossed)
     with pytest.raises(CaptureError, match="copied something else"):
         check(model, parts, taps)
+
+
+@pytest.mark.parametrize("kind", ["whole", "fused"])
+def test_a_stream_that_is_wider_than_its_rows_is_refused_and_never_rounded(kind):
+    reason = r"residual_stream of layer 0 \(Layer\) is float32 in a model of bfloat16: its rows would be rounded"
+    with pytest.raises(CaptureError, match=reason):
+        check(*build(kind, ("residual_stream",), dtype="bfloat16"))
+
+
+def test_half_the_width_in_a_wide_buffer_is_exact():
+    model, parts, taps = build("fused", ("mlp_out",))
+    model.bfloat16()
+    check(model, parts, taps)
 
 
 def test_the_taps_stay_installed_and_the_model_is_as_it_was():

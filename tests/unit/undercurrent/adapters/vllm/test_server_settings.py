@@ -66,11 +66,16 @@ def test_a_point_that_a_pipeline_cannot_honour_is_refused(write):
         server_config(write(spec=[inline]))
 
 
+@pytest.mark.parametrize("policy", ["hold_intake", "abort"])
+def test_what_only_an_engine_worker_does_for_an_unguarded_point_is_refused(write, policy):
+    with pytest.raises(SpecError, match=f"'residual' field 'on_unavailable': {policy} is what"):
+        server_config(write(spec=[{**POINT, "on_unavailable": policy}]))
+
+
 @pytest.mark.parametrize("position", ["generated[-1]", "generated[-3]+1"])
-def test_a_position_that_counts_from_the_end_is_refused(write, position):
-    with pytest.raises(SpecError, match=r"last.*position.*counts from the end") as error:
-        server_config(write(spec=[POINT, {**POINT, "name": "last", "position": position}]))
-    assert position in str(error.value)
+def test_a_position_that_counts_from_the_end_is_known_to_need_somebody_who_says_where_that_is(write, position):
+    rules = server_config(write(spec=[POINT, {**POINT, "name": "last", "position": position}])).rules
+    assert (rules.points, rules.from_end) == (("residual", "last"), {"last"})
 
 
 def test_a_worker_captures_as_the_file_says(write):

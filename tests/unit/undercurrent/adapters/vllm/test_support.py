@@ -35,7 +35,7 @@ def test_no_row_is_hidden_by_one_before_it():
 
 
 @pytest.mark.parametrize("runner", ["v1", "v2"])
-@pytest.mark.parametrize("compile_mode", ["eager", "dynamo", "vllm", "cudagraphs", "stock"])
+@pytest.mark.parametrize("compile_mode", ["eager", "dynamo", "vllm", "cudagraphs", "full cudagraphs", "stock"])
 @pytest.mark.parametrize("schedule", ["sync", "async", "ngram", "drafts"])
 @pytest.mark.parametrize("parallel", ["1", "TP", "PP", "DP", "TP+PP", "TP+PP+DP"])
 def test_every_combination_starts_or_is_refused_by_name(runner, compile_mode, schedule, parallel):

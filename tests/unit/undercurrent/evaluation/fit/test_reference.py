@@ -27,9 +27,9 @@ def test_repeated_values_make_fewer_bins_and_lose_none() -> None:
 def test_every_value_is_counted_once_with_its_requests_weight() -> None:
     builder = ReferenceBuilder()
     positions = np.array([0, 15, 16, 300, 5000])
-    builder.take(positions, np.arange(5, dtype=np.float32), np.ones(5, np.float32), 4.0, 2.0)
-    builder.take(np.array([1]), np.array([9.0], np.float32), np.ones(1, np.float32), -math.inf, 1.0)
-    found = builder.finish(np.array([True, False]), np.array([2.0, 1.0]))
+    builder.take(positions, np.arange(5, dtype=np.float32), np.ones(5, np.float32), 4.0, 4.0, 2.0)
+    builder.take(np.array([1]), np.array([9.0], np.float32), np.ones(1, np.float32), -math.inf, -math.inf, 1.0)
+    found = builder.finish(np.array([True, False]), np.array([2.0, 1.0]), 3.0)
     totals = {name.removesuffix(".counts"): counts.sum() for name, counts in found.items() if name.endswith(".counts")}
     assert totals == {
         "length": 3.0,
@@ -39,6 +39,7 @@ def test_every_value_is_counted_once_with_its_requests_weight() -> None:
         "score.16_64": 2.0,
         "score.256_1024": 2.0,
         "score.1024": 2.0,
+        "drift_score": 2.0,
     }
     assert found["verdicts"].tolist() == [2.0, 3.0]
     assert all(len(found[f"{name}.edges"]) + 1 == len(found[f"{name}.counts"]) for name in totals)
@@ -47,5 +48,5 @@ def test_every_value_is_counted_once_with_its_requests_weight() -> None:
 def test_a_request_without_counted_tokens_has_a_length_only() -> None:
     builder = ReferenceBuilder()
     none = np.empty(0, np.float32)
-    builder.take(np.empty(0, np.int32), none, none, -math.inf, 1.0)
-    assert set(builder.finish(np.array([False]), np.ones(1))) == {"length.edges", "length.counts", "verdicts"}
+    builder.take(np.empty(0, np.int32), none, none, -math.inf, -math.inf, 1.0)
+    assert set(builder.finish(np.array([False]), np.ones(1), 3.0)) == {"length.edges", "length.counts", "verdicts"}

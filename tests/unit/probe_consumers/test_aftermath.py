@@ -1,0 +1,88 @@
+"""What a writer may have left open in the logs is ended by the next one of its id."""
+
+from __future__ import annotations
+
+import pytest
+
+from probe_consumers.aftermath import Aftermath, Logs, partitions_of
+from tests.unit.probe_consumers.host_doubles import BESIDE, Cluster, make_host, turn_until, whole_stream
+from undercurrent.errors import AbortableTransactionError, RetriableTransactionError, StrandedError, TopicError
+from undercurrent.kafka.records import Partition
+from undercurrent.protocol.messages import VerdictKind
+
+LOGS = Logs(topic="verdicts", partitions=(0, 1), key=b"k", value=b"v", beside=BESIDE, others=[("states", 0)])
+
+
+class Writer:
+    transactional_id = "id"
+
+    def __init__(self):
+        self.calls = []
+
+    def begin(self):
+        self.calls.append("begin")
+
+    def produce(self, topic, value, *, key, partition):
+        self.calls.append((topic, partition, key, value))
+
+    def send_offsets(self, offsets, group_metadata):
+        self.calls.append((offsets, group_metadata))
+
+    def flush(self):
+        self.calls.append("flush")
+
+    def abort(self):
+        self.calls.append("abort")
+
+
+def test_what_is_left_is_aborted_in_every_log():
+    aftermath, writer = Aftermath(due=True), Writer()
+    aftermath.settle(writer, LOGS, "generation", lambda call: call())
+    written = [("verdicts", 0, b"k", b"v"), ("verdicts", 1, b"k", b"v"), ("states", 0, b"k", b"v")]
+    assert writer.calls == ["begin", *written, ({BESIDE: (0, None)}, "generation"), "flush", "abort"]
+    assert not aftermath.due
+
+
+def test_a_topic_that_is_not_there_has_nothing_open():
+    class Lookup:
+        def partitions(self, topic):
+            if topic == "gone":
+                raise TopicError("there is no such topic")
+            return [Partition(topic, 0), Partition(topic, 1)]
+
+    assert list(partitions_of(Lookup(), ["gone", "states"])) == [("states", 0), ("states", 1)]
+
+
+def test_it_stays_due_until_it_is_done():
+    aftermath, writer = Aftermath(due=True), Writer()
+
+    def fails(call):
+        raise AbortableTransactionError("another generation")
+
+    with pytest.raises(AbortableTransactionError):
+        aftermath.settle(writer, LOGS, "generation", fails)
+    assert aftermath.due
+
+
+def test_a_group_gets_past_a_transaction_that_its_broker_forgot_to_end():
+    cluster = Cluster()
+    with make_host(cluster) as host:
+        turn_until(host, lambda: cluster.committed is not None)
+        cluster.append(*whole_stream("a"))
+        cluster.forgotten = True
+        cluster.fail = [StrandedError("the broker was killed"), RetriableTransactionError("not yet")]
+        turn_until(host, lambda: len(cluster.verdicts(VerdictKind.RESULT)) == 1)
+        # There was nothing else to write while the offset was not known.
+        assert not cluster.forgotten
+        cluster.append(*whole_stream("b"))
+        turn_until(host, lambda: len(cluster.verdicts(VerdictKind.RESULT)) == 2)
+        assert cluster.calls.count("writer") == 2
+
+
+def test_a_host_with_a_slot_ends_what_the_last_one_may_have_left():
+    cluster = Cluster()
+    cluster.forgotten = True
+    cluster.append(*whole_stream("a"))
+    with make_host(cluster, stable=True) as host:
+        turn_until(host, lambda: len(cluster.verdicts(VerdictKind.RESULT)) == 1)
+        assert not cluster.forgotten

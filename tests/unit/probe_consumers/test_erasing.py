@@ -1,0 +1,142 @@
+"""A request taken out of a dataset, and kept out of every later one."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.unit.probe_consumers.dataset_doubles import CODEC, NAMES, Topics, recorded
+from undercurrent import evaluation
+from undercurrent.cli.main import PROG_NAME, app
+from undercurrent.cli.running import run
+from undercurrent.errors import DatasetError, ReplayError
+from undercurrent.evaluation.dataset_format import check_files, read_manifest
+from undercurrent.evaluation.erasing import erase_from_folder
+from undercurrent.protocol.erasures import Erasures, digest
+from undercurrent.protocol.messages import Erasure
+
+
+@pytest.fixture
+def folder(tmp_path):
+    recorded().export(tmp_path / "d")
+    return tmp_path / "d"
+
+
+def mark(topics: Topics, request_id: str) -> None:
+    erasure = Erasure(request_sha256=digest(request_id), erased_at_us=1)
+    topics.logs.append(topics.plan.erasures, CODEC.encode(erasure), key=erasure.request_sha256.encode(), partition=0)
+
+
+def rows_of(folder) -> dict[str, bytes]:
+    return {
+        block.request_id: b"".join(np.ascontiguousarray(rows).tobytes() for rows in block.rows.values())
+        for block in evaluation.load(folder).blocks("residual")
+    }
+
+
+def everything(folder) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def test_nothing_of_it_is_left_and_the_others_are_bit_for_bit_as_they_were(folder):
+    before, manifest = rows_of(folder), read_manifest(folder)
+    # A row of it, as it stands in the file of tensors.
+    piece = before["r1"][: len(before["r1"]) // 14]
+    assert piece in everything(folder)
+    result = erase_from_folder(folder, "r1")
+    assert result.left == []
+    assert result.tensor_rows == 14
+    after = everything(folder)
+    assert b'"r1"' not in after
+    assert b"prompt of r1" not in after
+    assert piece not in after
+    assert rows_of(folder) == {name: rows for name, rows in before.items() if name != "r1"}
+    fresh = read_manifest(folder)
+    assert check_files(folder, fresh) == []
+    assert fresh["counts"]["requests"] == manifest["counts"]["requests"] - 1
+    assert fresh["counts"]["rows"] == manifest["counts"]["rows"] - 14
+    assert fresh["counts"]["requests_by_label"]["bad"]["unknown"] == 10
+    assert fresh["erased"] == [digest("r1")]
+
+
+def test_it_may_be_repeated_and_goes_on_where_it_was_interrupted(folder):
+    whole = read_manifest(folder)
+    (folder / "requests.parquet").write_bytes((folder / "requests.parquet").read_bytes())
+    erase_from_folder(folder, "r1")
+    # As if it had died before the manifest was written.
+    (folder / "manifest.json").write_text(json.dumps(whole))
+    assert check_files(folder, whole)
+    erase_from_folder(folder, "r1")
+    assert check_files(folder, read_manifest(folder)) == []
+    assert erase_from_folder(folder, "r1").rows == {}
+
+
+def test_a_folder_without_tables_is_refused_and_so_is_the_command_before_it_marks_anything(tmp_path, capsys):
+    (tmp_path / "notes.json").write_text('["r1"]')
+    with pytest.raises(DatasetError, match="holds no table of requests; accepted: a dataset"):
+        erase_from_folder(tmp_path, "r1")
+    arguments = ["erase", "--request-id", "r1", "--folder", str(tmp_path)]
+    # No broker is named: it is not come to that.
+    assert run(app, PROG_NAME, arguments) == 2
+    assert f"--folder {tmp_path}: holds no table" in capsys.readouterr().err
+    assert (tmp_path / "notes.json").read_text() == '["r1"]'
+
+
+def test_a_request_whose_id_begins_another_s_is_one_request(folder):
+    assert {"r1", "r10"} <= set(NAMES)
+    erase_from_folder(folder, "r1")
+    assert "r10" in rows_of(folder)
+
+
+def test_files_that_cannot_be_mended_are_named(folder):
+    (folder / "report.html").write_text("<p>r1 was stopped</p>")
+    (folder / "notes.json").write_text('{"worst": [{"request_id": "r1", "score": 2}, {"request_id": "r2"}]}')
+    (folder / "r1.json").write_text('{"request_id": "r1", "score": 2}')
+    assert erase_from_folder(folder, "r1").left == ["report.html"]
+    assert not (folder / "r1.json").exists()
+    assert json.loads((folder / "notes.json").read_text()) == {"worst": [{"request_id": "r2"}]}
+
+
+def test_no_folder_and_a_damaged_table_are_named(folder, tmp_path):
+    with pytest.raises(DatasetError, match="nowhere: there is no such folder"):
+        erase_from_folder(tmp_path / "nowhere", "r1")
+    (folder / "streams.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DatasetError, match=r"streams\.parquet"):
+        erase_from_folder(folder, "r1")
+
+
+def test_an_export_leaves_an_erased_request_out(tmp_path):
+    topics = recorded()
+    topics.label("r1", "positive", source="another")
+    mark(topics, "r1")
+    topics.export(tmp_path / "d")
+    assert b"prompt of r1" not in everything(tmp_path / "d")
+    assert sorted(rows_of(tmp_path / "d")) == sorted(set(NAMES) - {"r1"})
+    labels = evaluation.load(tmp_path / "d").labels
+    assert "r1" not in set(labels["request_id"])
+
+
+def test_an_export_of_it_by_name_is_refused_before_anything_is_written(tmp_path):
+    topics = recorded()
+    mark(topics, "r1")
+    with pytest.raises(ReplayError, match="erased, and neither shown, exported nor replayed again: r1"):
+        topics.export(tmp_path / "d", requests=frozenset({"r1", "r2"}))
+    assert not (tmp_path / "d").exists()
+
+
+def test_the_mark_knows_requests_by_hash_and_keys_of_labels():
+    erasures = Erasures()
+    erasures.add(digest("r1").encode(), b"mark")
+    assert "r1" in erasures
+    assert "r10" not in erasures
+    assert erasures.covers(b"r1")
+    assert not erasures.covers(None)
+    assert erasures.covers_label(b"r1|bad|judge")
+    assert not erasures.covers_label(b"r1")
+    erasures.refuse(["r2", "r10"])
+    with pytest.raises(ReplayError, match=r"again: r1$"):
+        erasures.refuse(["r2", "r1"])
+    erasures.add(digest("r1").encode(), None)
+    assert "r1" not in erasures
