@@ -105,14 +105,21 @@ class PublisherProcess:
     Args:
         post: runs a function on the loop's thread.
         listener: hears.
+        program: what runs as the process; it gets the file descriptor that it reports on as an argument.
 
     Attributes:
         pids: of every process that it has started.
     """
 
-    def __init__(self, post: Callable[[Callable[[], None]], None], listener: PublishingListener) -> None:
+    def __init__(
+        self,
+        post: Callable[[Callable[[], None]], None],
+        listener: PublishingListener,
+        program: Sequence[str] = (sys.executable, "-m", "engine_worker.publisher"),
+    ) -> None:
         self._post = post
         self._listener = listener
+        self._program = program
         self._process: subprocess.Popen[bytes] | None = None
         self.pids: set[int] = set()
         self._ready = threading.Event()
@@ -127,7 +134,7 @@ class PublisherProcess:
         return None if self._process is None else self._process.pid
 
     def start(self, settings: PublisherSettings) -> None:
-        """Start the process."""
+        """Start the process; `wait_ready` says whether it came up."""
         # A child dies with the thread that started it, and this one lives as long as it is to have any.
         self._thread = threading.Thread(target=self._keep, args=(settings,), name="publisher", daemon=True)
         self._thread.start()
@@ -139,7 +146,7 @@ class PublisherProcess:
         Raises:
             CaptureError: it ended, or the broker did not take that in time.
         """
-        if not self._ready.wait(timeout_s) or (self._process is not None and self._process.poll() is not None):
+        if not self._ready.wait(timeout_s) or self._process is None or self._process.poll() is not None:
             raise CaptureError("the publisher process did not come up; its log says why")
 
     def end(self) -> None:
@@ -166,7 +173,11 @@ class PublisherProcess:
         pause_s = _FIRST_PAUSE_S
         while True:
             began_s = time.monotonic()
-            self._run(settings)
+            try:
+                self._run(settings)
+            except OSError as exc:  # no memory, files or process ids: in a moment there may be some
+                logger.error("the publisher process cannot be started: %s", exc)
+            self._spawned.set()
             first, settings = not settings.late, replace(settings, late=True)
             ready = self._ready.is_set()
             self._ready.set()
@@ -182,22 +193,21 @@ class PublisherProcess:
     def _run(self, settings: PublisherSettings) -> None:
         """Run one process to the end of the pipe that it reports on."""
         read_fd, write_fd = os.pipe()
-        command = tied_command([sys.executable, "-m", "engine_worker.publisher", str(write_fd)])
-        with self._lock:
-            if self._ending.is_set():
-                os.close(read_fd)
-                os.close(write_fd)
-                return
-            process = self._process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(write_fd,))
-            self.pids.add(process.pid)
-        os.close(write_fd)
-        assert process.stdin is not None  # noqa: S101 - asked for above
-        self._spawned.set()
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(settings.to_json().encode() + b"\n")
-            process.stdin.flush()
         with os.fdopen(read_fd, "rb") as pipe:
+            try:
+                process = self._spawn(write_fd)
+            finally:
+                os.close(write_fd)
+            if process is None:
+                return
+            assert process.stdin is not None  # noqa: S101 - asked for in `_spawn`
+            self._spawned.set()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(settings.to_json().encode() + b"\n")
+                process.stdin.flush()
             for line in pipe:
+                if not line.endswith(b"\n"):
+                    break  # it died in the middle of a word
                 report = json.loads(line)
                 if report["ready"]:
                     self._ready.set()
@@ -205,3 +215,13 @@ class PublisherProcess:
         process.wait()
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
+
+    def _spawn(self, write_fd: int) -> subprocess.Popen[bytes] | None:
+        """Start a process that reports on a file descriptor; None where the end was asked for."""
+        command = tied_command([*self._program, str(write_fd)])
+        with self._lock:
+            if self._ending.is_set():
+                return None
+            process = self._process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(write_fd,))
+            self.pids.add(process.pid)
+        return process
