@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from probe_consumers.observer import Observer, Watched
@@ -13,8 +14,6 @@ from undercurrent.errors import ProbingError
 
 logger = logging.getLogger(__name__)
 
-_END_S = 60.0
-
 
 class ProbeService:
     """Runs loops until told to stop, or until one of them cannot go on.
@@ -23,8 +22,9 @@ class ProbeService:
         watched: the loops.
         observer: looks at them.
         follower: reads which versions they run.
-        watchdog: ends the process where a loop does not come back.
+        watchdog: ends the process where a loop does not come back, or does not end.
         stop: set when the process should end.
+        end_s: how long its threads may take for that.
     """
 
     def __init__(
@@ -34,12 +34,15 @@ class ProbeService:
         follower: RolloutFollower,
         watchdog: Watchdog,
         stop: threading.Event,
+        *,
+        end_s: float = 60.0,
     ) -> None:
         self._watched = watched
         self._observer = observer
         self._follower = follower
         self._watchdog = watchdog
         self._stop = stop
+        self._end_s = end_s
         self._failure: BaseException | None = None
 
     def run(self) -> None:
@@ -48,22 +51,24 @@ class ProbeService:
         Raises:
             ProbingError: a loop could not go on; the others were ended in good order.
         """
-        threads = [
-            threading.Thread(target=self._loop, args=(item.host.run, item.point), name=f"point {item.point}")
-            for item in self._watched
-        ]
-        threads.append(threading.Thread(target=self._loop, args=(self._follower.run, "rollouts"), name="rollouts"))
-        observer = threading.Thread(target=self._observer.run, args=(self._stop,), name="observer")
+        loops = {f"point {item.point}": item.host.run for item in self._watched}
+        # Without rollouts or heartbeats the points would go on, and nobody would know of it.
+        loops |= {"rollouts": self._follower.run, "observer": self._observer.run}
+        threads = [threading.Thread(target=self._loop, args=(run, name), name=name) for name, run in loops.items()]
         # It looks on while the loops come to their ends.
         ended = threading.Event()
         watchdog = threading.Thread(target=self._watchdog.run, args=(ended,), name="watchdog", daemon=True)
-        for thread in (*threads, observer, watchdog):
+        for thread in (*threads, watchdog):
             thread.start()
         self._stop.wait()
-        for thread in (*threads, observer):
-            thread.join(_END_S)
+        deadline = time.monotonic() + self._end_s
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
-                raise ProbingError(f"{thread.name} did not end within {_END_S:g} s")
+                reason = f"{thread.name} did not end within {self._end_s:g} s"
+                # Whatever it waits for, Python would wait for it too.
+                self._watchdog.end(reason)
+                raise ProbingError(reason)
         ended.set()
         watchdog.join()
         if self._failure is not None:

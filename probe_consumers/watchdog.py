@@ -1,4 +1,4 @@
-"""Ends a process one of whose loops does not come back from its probes.
+"""Ends a process one of whose loops does not come back from its probes, or does not end when it is told to.
 
 Nothing else helps: a thread cannot be stopped from outside, and as long as the process lives it keeps its partitions or
 hangs the next member with the same record. Whoever restarts it lets the count of assignments without progress go on,
@@ -71,6 +71,10 @@ class Watchdog:
         for loop in self._loops:
             seconds, what = loop.seen()
             if seconds > self._limit_s:
-                logger.critical("no probe has come back for %.0f s from %s: this process ends", seconds, what)
-                faulthandler.dump_traceback()
-                self._end(EXIT_CODE)
+                self.end(f"no probe has come back for {seconds:.0f} s from {what}")
+
+    def end(self, reason: str) -> None:
+        """End the process, and say why and what its threads are at."""
+        logger.critical("%s: this process ends", reason)
+        faulthandler.dump_traceback()
+        self._end(EXIT_CODE)
