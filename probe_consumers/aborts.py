@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 
 from probe_consumers.bound import Clock
 from undercurrent.codec import Codec
@@ -30,7 +31,7 @@ class AbortWriter:
         clock: microseconds since the Unix epoch.
 
     Attributes:
-        clock_ahead_us: by how much that clock is ahead of the broker's, as of the last acknowledgement.
+        clock_ahead_us: by how much that clock is ahead of the broker's, as far as acknowledgements tell.
     """
 
     def __init__(
@@ -53,16 +54,17 @@ class AbortWriter:
         """
         self._publisher.open()
         value, key = self._codec.encode(hello), hello.service.encode()
-        self._publisher.produce(self._topic, value, key=key, partition=0, on_delivery=self._look_at_clock)
+        told = partial(self._look_at_clock, self._clock())
+        self._publisher.produce(self._topic, value, key=key, partition=0, on_delivery=told)
         left = self._publisher.flush(self._flush_timeout_s)
         if left:
             logger.warning("the first record for %s is not acknowledged yet", self._topic)
 
     def send(self, command: ControlCommand) -> None:
         """Send a command; `flush` tells whether it arrived."""
-        value = self._codec.encode(command)
+        value, told = self._codec.encode(command), partial(self._delivered, self._clock())
         refused = self._publisher.produce(
-            self._topic, value, key=command.request_id.encode(), partition=0, on_delivery=self._delivered
+            self._topic, value, key=command.request_id.encode(), partition=0, on_delivery=told
         )
         self._failed = self._failed or refused
         self._waiting = True
@@ -94,10 +96,13 @@ class AbortWriter:
         """End the client."""
         self._publisher.close()
 
-    def _delivered(self, delivery: Delivery) -> None:
-        self._look_at_clock(delivery)
-        self._failed = self._failed or delivery.error
+    def _delivered(self, sent_at_us: int, delivery: Delivery) -> None:
+        self._look_at_clock(sent_at_us, delivery)
+        if delivery.error is not None:
+            self._failed = self._failed or delivery.error
 
-    def _look_at_clock(self, delivery: Delivery) -> None:
+    def _look_at_clock(self, sent_at_us: int, delivery: Delivery) -> None:
         if delivery.appended_at_us is not None and delivery.error is None:
-            self.clock_ahead_us = self._clock() - delivery.appended_at_us
+            # It was appended after it was sent and before this, which may be long after: no more than that is known.
+            least, most = (at_us - delivery.appended_at_us for at_us in (sent_at_us, self._clock()))
+            self.clock_ahead_us = min(max(self.clock_ahead_us, least), most)

@@ -76,3 +76,24 @@ def test_how_far_this_machines_clock_is_ahead_is_known_from_the_first_record() -
     aborts = AbortWriter(Appended([]), "control", Codec(), clock=lambda: 7_205_000_000)  # type: ignore[arg-type]
     aborts.send(COMMAND)
     assert aborts.clock_ahead_us == 7_200_000_000
+
+
+class Late(Appended):
+    """A publisher that tells of an acknowledgement when it is asked to."""
+
+    def produce(self, *_: object, on_delivery: OnDelivery, **__: object) -> DeliveryError | None:
+        self.told = on_delivery
+        return None
+
+    def flush(self, _timeout_s: float) -> int:
+        super().produce(on_delivery=self.told)
+        return 0
+
+
+def test_an_acknowledgement_that_is_heard_late_moves_no_clock() -> None:
+    now_us = 5_000_000
+    aborts = AbortWriter(Late([]), "control", Codec(), clock=lambda: now_us)  # type: ignore[arg-type]
+    aborts.send(COMMAND)
+    now_us += 30_000_000
+    aborts.flush()
+    assert aborts.clock_ahead_us == 0
