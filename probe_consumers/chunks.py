@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probe_consumers.bound import Source, captured_at
+from undercurrent.errors import ProbeError
 from undercurrent.protocol.host_events import Step
 from undercurrent.protocol.messages import ActivationBlock
 from undercurrent.protocol.streams import Arrived, ArrivedStrand, StepEvent, Stream
@@ -132,6 +133,21 @@ class Chunk:
     def partition(self) -> int:
         """That of the stream."""
         return self._steps[0].partition
+
+    def number_at(self, places: NDArray[np.int32], position: int | None) -> int:
+        """Return the number of the block that has a position.
+
+        Args:
+            places: positions of all blocks, int32 [n], ascending.
+            position: that a probe named.
+
+        Raises:
+            ProbeError: it is none of these.
+        """
+        row = len(places) if position is None else int(np.searchsorted(places, position))
+        if row == len(places):
+            raise ProbeError(f"token_pos {position}; accepted: of the tokens that were scored, up to {places[-1]}")
+        return int(np.searchsorted(np.cumsum(self.tokens), row, side="right"))
 
     @property
     def blocks(self) -> Iterator[ActivationBlock]:

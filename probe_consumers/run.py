@@ -158,17 +158,18 @@ class Run:
 
     def _take_joined(self, chunk: Chunk, scores: Scores, places: NDArray[np.int32]) -> Iterator[tuple[int, Emission]]:
         values = cast(NDArray[np.float32], scores.values)
+        at, said = 0, list[Emission]()
         try:
             signal = cast(BatchProbe, self._probe).on_scores(places, scores.layers, values)
+            if signal is not None and signal.acts:
+                at = chunk.number_at(places, index_of(signal.token_pos, "token_pos"))
+                said = list(self._signals(chunk.source(at), [signal], chunk.clear_up_to[at]))
         except FAULTS as exc:
             for emission in (*self._flush(), self._fail(chunk.source(0), exc)):
                 yield 0, emission
             return
-        if signal is not None and signal.acts:
-            place = np.searchsorted(places, cast(int, signal.token_pos))
-            at = int(np.searchsorted(np.cumsum(chunk.tokens), int(place), side="right"))
-            for emission in self._signals(chunk.source(at), [signal], chunk.clear_up_to[at]):
-                yield at, emission
+        for emission in said:
+            yield at, emission
         self._at.clear_up_to, self._source = chunk.clear_up_to[-1], chunk.source(len(chunk) - 1)
         shown = values if values.ndim == 2 else values[:, :, 0]
         self._at.scored += shown.size

@@ -67,6 +67,16 @@ class Bulk(Quiet):
         return None
 
 
+def joining(**fields):
+    class Joining(Bulk):
+        joins_blocks = True
+
+        def on_scores(self, positions, layers, scores):
+            return ProbeSignal("abort", **fields)
+
+    return Joining
+
+
 class ScoresThatAreNoNumbers(Bulk):
     def score(self, rows):
         return np.array(["x"] * len(rows), object)
@@ -132,6 +142,25 @@ def test_a_probe_that_fails_ends_alone_and_says_why(cls, error):
     assert last.kind is VerdictKind.ERROR
     assert error in last.error
     assert len(last.error) <= MAX_TEXT_CHARS
+    assert commands == []
+
+
+@pytest.mark.parametrize(
+    ("cls", "error"),
+    [
+        (joining(token_pos=None), "token_pos None; accepted: of the tokens that were scored, up to 1"),
+        (joining(token_pos="two"), "token_pos 'two'; accepted: an integer"),
+        (joining(token_pos=9), "token_pos 9; accepted: of the tokens that were scored, up to 1"),
+        (joining(token_pos=1, score="high"), "could not convert string to float"),
+    ],
+)
+def test_a_probe_that_fails_on_blocks_that_it_is_given_as_one_ends_alone_too(cls, error):
+    stream = StreamBuilder("r", layers=(0, 1), prompt_len=1)
+    start, *blocks = stream.start(), *(stream.block([at], np.ones((1, 2, 4))) for at in (0, 1))
+    said, commands = judge(cls, start, *blocks, stream.end())
+    [last] = [item for item in said if item.kind in (VerdictKind.ERROR, VerdictKind.RESULT)]
+    assert last.kind is VerdictKind.ERROR
+    assert error in last.error
     assert commands == []
 
 
