@@ -120,11 +120,11 @@ def taken_by_retention(committed: tuple[int, str] | None, prompts: LogRange) -> 
     except ProtocolError:
         finished = frozenset()
     found: list[LogRange] = []
-    for at in (at for at in range(offset, prompts.start) if at not in finished):
-        if found and found[-1].end == at:
-            found[-1] = LogRange(found[-1].start, at + 1)
-        else:
-            found.append(LogRange(at, at + 1))
+    # By what was finished, which is little: of what is gone there may be billions.
+    for at in (*sorted(at for at in finished if at < prompts.start), prompts.start):
+        if offset < at:
+            found.append(LogRange(offset, at))
+        offset = at + 1
     return tuple(found)
 
 

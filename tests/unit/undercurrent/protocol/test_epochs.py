@@ -181,3 +181,8 @@ def test_what_retention_took_is_what_nobody_had_finished(finished, start, expect
 
 def test_a_group_that_never_committed_knows_of_nothing_that_is_gone():
     assert taken_by_retention(None, LogRange(9, 20)) == ()
+
+
+def test_a_group_that_comes_back_after_any_time_is_told_at_once_what_is_gone() -> None:
+    metadata = encode_metadata(Position(offset=4, epoch=1, read_from=0, finished=frozenset({6})))
+    assert taken_by_retention((4, metadata), LogRange(10**15, 10**15)) == ((4, 6), (7, 10**15))
