@@ -208,13 +208,13 @@ class ProbeHost:
             return [Fetch(partition)]
         lost = Declaration(notice=Notice.OUT_OF_RANGE, from_offset=state.position, to_offset=log_start)
         offset = max(state.position, state.emit_from)
-        self._run(
+        aborts = self._run(
             Step(partition=partition, offset=offset, timestamp_us=0, event=event, silent=False)
             for event in state.table.close_before(log_start, EndReason.LOST.value)
         )
         state.declare(partition, lost)
         state.position = log_start
-        return [Declare(partition, lost), Commit(), Read(partition, log_start)]
+        return [*aborts, Declare(partition, lost), Commit(), Read(partition, log_start)]
 
     # --- records
 

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from undercurrent.protocol.host import ProbeHost
-from undercurrent.protocol.host_events import Commit, Declare, Emission, Fetch, Incoming, Read
+from undercurrent.protocol.host_events import Commit, Declare, Emission, Fetch, Incoming, Read, SendAbort
 from undercurrent.protocol.host_position import Declaration, HostMetadata, Notice, Resume
-from undercurrent.protocol.messages import BindingMode, ProbeVerdict, VerdictAction, VerdictKind
+from undercurrent.protocol.messages import (
+    BindingMode,
+    CommandKind,
+    CommandSource,
+    ControlCommand,
+    ProbeVerdict,
+    VerdictAction,
+    VerdictKind,
+)
 from undercurrent.protocol.streams import Closed
 from undercurrent.testing.streams import StreamBuilder
 
@@ -93,6 +103,31 @@ def test_a_log_that_is_cut_while_rebuilding_still_ends_what_was_open():
     transaction = host.transaction()
     assert [item.request_id for item in transaction.verdicts] == ["r"]
     assert HostMetadata.from_text(transaction.offsets[0][1]).emitted_up_to == 50
+
+
+class AbortsWhatEnds(EndsOnly):
+    """Stops the request of a stream that closes."""
+
+    def process(self, steps):
+        for said in super().process(steps):
+            command = ControlCommand(
+                command_id="c",
+                kind=CommandKind.ABORT,
+                request_id=said.verdict.request_id,
+                source=CommandSource.PROBE,
+                issued_at_us=0,
+            )
+            yield replace(said, verdict=replace(said.verdict, command_id="c"), command=command)
+
+
+def test_an_abort_that_follows_from_a_log_that_is_cut_is_sent_before_that_is_committed():
+    host = ProbeHost("residual", "f", AbortsWhatEnds(), abort_max_age_us=1)
+    host.assign([0])
+    host.begin(0, Resume(offset=0, emitted_up_to=0))
+    host.records([record(0, StreamBuilder("r").started())], 0)
+    actions = host.out_of_range(0, 10, 20)
+    assert [type(action) for action in actions] == [SendAbort, Declare, Commit, Read]
+    assert [item.command_id for item in host.transaction().verdicts] == ["c"]
 
 
 def test_a_log_that_ends_before_the_reader_is_asked_for_its_position_again():
