@@ -7,7 +7,7 @@ being rebuilt, and where lanes are read again from, each request is known at all
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
 from undercurrent.protocol.host import ProbeHost
@@ -112,10 +112,6 @@ class JoiningHost(ProbeHost):
         first = [action for action in actions if isinstance(action, Declare)]
         commit: list[Action] = [Commit()] if any(isinstance(action, Commit) for action in actions) else []
         return [*first, *commit, *(action for action in actions if isinstance(action, Read))]
-
-    def states_end(self, ends: Mapping[int, int]) -> None:
-        """Take note of where the topic of states ended, by partition number, at some time before now."""
-        super().states_end({lane: end for number, end in ends.items() for lane in self._lanes.of(number)})
 
     def out_of_range(self, partition: int, log_start: int, log_end: int) -> list[Action]:
         """Go on after the broker said that a flowing lane has nothing at its position; see `ProbeHost`."""
