@@ -160,7 +160,6 @@ def group_consumer_config(
     *,
     assignor: Assignor = Assignor.COOPERATIVE_STICKY,
     isolation: Isolation = Isolation.READ_UNCOMMITTED,
-    instance_id: str | None = None,
     together: bool = False,
 ) -> Config:
     """Return the configuration of a member of a consumer group.
@@ -170,7 +169,6 @@ def group_consumer_config(
         group_id: the group.
         assignor: how partitions are handed out.
         isolation: `READ_COMMITTED` also makes `committed()` wait for open transactions.
-        instance_id: name of a static member, if it is one.
         together: partitions of one number, of all topics, go to one member; not with `COOPERATIVE_STICKY`.
     """
     fixed: Config = {**_READS, "group.id": group_id, "isolation.level": str(isolation)}
@@ -182,8 +180,6 @@ def group_consumer_config(
     else:
         fixed["group.protocol"] = "classic"
         fixed["partition.assignment.strategy"] = str(assignor)
-    if instance_id is not None:
-        fixed["group.instance.id"] = instance_id
     own = settings.for_consumer()
     if assignor is not Assignor.CONSUMER:
         own.pop("group.remote.assignor", None)

@@ -48,7 +48,7 @@ RESERVED: Mapping[str, str] = {
     "enable.idempotence": "records must neither double nor swap",
     "enable.partition.eof": "each reader sets it as it needs",
     "group.id": "each application has a setting of its own for it",
-    "group.instance.id": "each application has a setting of its own for it",
+    "group.instance.id": "a static member that was killed is refused until its session is over",
     "group.protocol": "each application has a setting of its own for it",
     "isolation.level": "each reader has the one that its guarantees need",
     "metadata.recovery.strategy": "each kind of client has the one with which it finds its brokers again",

@@ -131,7 +131,6 @@ class GroupSubscriber:
         handler: hears about rebalances.
         assignor: how the group hands out partitions; all members must agree.
         isolation: which records are seen; `READ_COMMITTED` also makes `committed` wait for open transactions.
-        instance_id: the name of a static member.
         together: see `group_consumer_config`.
     """
 
@@ -144,14 +143,13 @@ class GroupSubscriber:
         *,
         assignor: Assignor = Assignor.COOPERATIVE_STICKY,
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
-        instance_id: str | None = None,
         together: bool = False,
     ) -> None:
         self.group_id = group_id
         self._incremental = assignor.incremental
         self._gate = gate_of(settings)
         self._config = group_consumer_config(
-            settings, group_id, assignor=assignor, isolation=isolation, instance_id=instance_id, together=together
+            settings, group_id, assignor=assignor, isolation=isolation, together=together
         )
         self._topics = list(topics)
         self._handler = handler
@@ -204,7 +202,7 @@ class GroupSubscriber:
         Rebalance callbacks run inside. Call it at least every few seconds, or the group gives the partitions away.
 
         Raises:
-            UnreachableError: the client is beyond use, e.g. fenced as a static member.
+            UnreachableError: the client is beyond use, e.g. its member was fenced for good.
         """
         records = self._held().poll(max_records, timeout_s)
         client = self._opened()

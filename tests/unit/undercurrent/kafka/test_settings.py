@@ -141,7 +141,7 @@ def test_librdkafka_takes_every_configuration(assignor: Assignor) -> None:
         transactional_producer_config(settings, "t"),
     ):
         make_producer(config).close()
-    make_consumer(group_consumer_config(settings, "g", assignor=assignor, instance_id="one")).close()
+    make_consumer(group_consumer_config(settings, "g", assignor=assignor)).close()
     make_consumer(reader_config(settings)).close()
     assert "linger.ms" not in admin_config(settings)
 
