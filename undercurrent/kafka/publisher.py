@@ -70,14 +70,13 @@ class DeliveryError:
 class Delivery:
     """What became of one record: acknowledged at `offset`, or not for the reason in `error` (offset then -1).
 
-    `latency_s` is the time from `produce` to the acknowledgement, in seconds. `appended_at_us` is when the broker
-    appended it, by its own clock, microseconds since the Unix epoch; None where the topic does not tell.
+    `appended_at_us` is when the broker appended it, by its own clock, microseconds since the Unix epoch; None where the
+    topic does not tell.
     """
 
     topic: str
     partition: int
     offset: int
-    latency_s: float
     error: DeliveryError | None
     appended_at_us: int | None = None
 
@@ -211,13 +210,12 @@ class Publisher:
         failure = self._remember(as_value(error, target.topic)) if error is not None else None
         if on_delivery is None:
             return
-        offset, partition, latency_s = message.offset(), message.partition(), message.latency()
+        offset, partition = message.offset(), message.partition()
         on_delivery(
             Delivery(
                 target.topic,
                 target.number if partition is None else partition,
                 -1 if failure is not None or offset is None else offset,
-                0.0 if latency_s is None else latency_s,
                 failure,
                 _appended_at_us(message),
             )

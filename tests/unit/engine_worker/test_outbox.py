@@ -26,7 +26,7 @@ class Client:
 
     def acknowledge(self, count, error=None):
         for topic, partition, _, on_delivery in self.sent[:count]:
-            on_delivery(Delivery(topic, partition, 5, 0.0, error))
+            on_delivery(Delivery(topic, partition, 5, error))
         del self.sent[:count]
 
     def open(self):

@@ -181,7 +181,7 @@ class Publisher:
             if error is None:
                 self.cluster.commands.append(CODEC.decode(value))
             if on_delivery:
-                on_delivery(Delivery(topic, 0, 0, 0.0, error))
+                on_delivery(Delivery(topic, 0, 0, error))
         self.waiting = []
         return 0
 

@@ -68,7 +68,7 @@ class Appended(Client):
     """A publisher whose broker has a clock of its own."""
 
     def produce(self, *_: object, on_delivery: OnDelivery, **__: object) -> DeliveryError | None:
-        on_delivery(Delivery("control", 0, 1, 0.0, None, appended_at_us=5_000_000))
+        on_delivery(Delivery("control", 0, 1, None, appended_at_us=5_000_000))
         return None
 
 

@@ -84,7 +84,7 @@ class _Writer:
             return refused
         error = self._log.fail(key)
         offset = -1 if error else self._log.append(topic, partition, key, value)
-        self._waiting.append((on_delivery, Delivery(topic, partition, offset, 0.0, error)))
+        self._waiting.append((on_delivery, Delivery(topic, partition, offset, error)))
         return None
 
     def poll(self, timeout_s: float = 0.0) -> int:
