@@ -221,14 +221,15 @@ def ended_of(stream: Stream) -> dict[str, Any] | None:
     if not stream.all_ended:
         return None
     ends = [shard.ended for _, shard in sorted(stream.shards.items()) if shard.ended is not None]
-    emitted = {layer: count for end in ends for layer, count in zip(end.layers, end.emitted, strict=True)}
-    dropped = {layer: count for end in ends for layer, count in zip(end.layers, end.dropped, strict=True)}
+    # Not strict: of a record that its writer has not filled in, the rest is exported.
+    emitted = {layer: count for end in ends for layer, count in zip(end.layers, end.emitted, strict=False)}
+    dropped = {layer: count for end in ends for layer, count in zip(end.layers, end.dropped, strict=False)}
     first = next((end for end in ends if end.reason != "finished"), ends[0])
     return {
         "last_pos": max(end.last_pos for end in ends),
         "layers": sorted(emitted),
         "emitted": [emitted[layer] for layer in sorted(emitted)],
-        "dropped": [dropped[layer] for layer in sorted(dropped)],
+        "dropped": [dropped.get(layer, 0) for layer in sorted(emitted)],
         "reason": first.reason.value,
         "detail": first.detail,
         "ended_at_us": max(end.ended_at_us for end in ends),

@@ -141,8 +141,14 @@ class DriftSeer:
 
     def _watched(self, bound: Bound) -> Watched | None:
         known = self._known.get(id(bound))
-        if known is None:  # held with it, so that no other one gets the same identity
-            known = self._known[id(bound)] = bound, Watched.of(bound)
+        if known is None:
+            try:
+                watched = Watched.of(bound)
+            except ProbeError as exc:  # of a version that was rolled out: it judges all the same
+                logger.error("drift is not told: %s", exc)
+                watched = None
+            # Held with it, so that no other one gets the same identity.
+            known = self._known[id(bound)] = bound, watched
         return known[1]
 
     def _norms(self, watched: Watched, stream: Stream, block: ActivationBlock, picked: NDArray[np.intp]) -> None:
@@ -166,7 +172,8 @@ class DriftSeer:
         expected = 0
         for shard in stream.shards.values():
             if shard.ended is not None:
-                counts = zip(shard.ended.layers, shard.ended.emitted, shard.ended.dropped, strict=True)
+                # Not strict: a record that its writer has not filled in must not end whoever reads it.
+                counts = zip(shard.ended.layers, shard.ended.emitted, shard.ended.dropped, strict=False)
                 expected += sum(emitted + lost for layer, emitted, lost in counts if layer in watched.config.all_layers)
         self._seen.ended[partition].append(Ended(watched, verdict.score, acted, expected, verdict.scored or 0))
 

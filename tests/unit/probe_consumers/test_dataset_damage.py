@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 
 import pytest
 
+from probe_consumers.dataset_streams import ended_of
 from tests.unit.probe_consumers.dataset_doubles import recorded
 from undercurrent import evaluation
 from undercurrent.errors import DatasetError
+from undercurrent.protocol.streams import StreamTable
+from undercurrent.testing.streams import StreamBuilder
 
 
 @pytest.fixture
@@ -71,3 +75,11 @@ def test_a_damaged_file_is_named_where_it_is_read_and_nothing_is_judged_without_
     damage(folder)
     with pytest.raises(DatasetError, match=said):
         list(evaluation.load(folder).blocks("residual", split="fit"))
+
+
+def test_an_end_whose_counts_do_not_go_together_is_exported_as_far_as_it_tells():
+    stream, table = StreamBuilder("r", layers=(0, 1)), StreamTable("residual")
+    table.observe(0, stream.started())
+    [closed] = table.observe(1, replace(stream.ended(), emitted=(3, 4), dropped=(1,)))
+    found = ended_of(closed.stream)
+    assert (found["layers"], found["emitted"], found["dropped"]) == ([0, 1], [3, 4], [1, 0])

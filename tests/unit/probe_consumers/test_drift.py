@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -147,6 +148,32 @@ def test_of_every_so_many_rows_one_is_taken_however_they_are_batched(reference):
         lambda *of: bounds,
     )
     assert seers[0].take().norms == {}
+
+
+def test_an_end_whose_counts_do_not_go_together_is_an_end_all_the_same(reference):
+    cluster, stream = Cluster(), StreamBuilder("a")
+    start, block = stream.start(), stream.block(range(TOKENS), np.ones((TOKENS, 1, 4), np.float32))
+    with make_host(cluster, reference=reference, window_requests=1) as host:
+        cluster.append(start, block, Codec().encode(replace(stream.ended(), dropped=())))
+        turn_until(host, lambda: windows(host) == 1)
+    assert [verdict.end_reason for verdict in cluster.verdicts() if verdict.end_reason] == ["finished"]
+
+
+def test_a_version_whose_reference_is_damaged_judges_and_tells_no_drift(reference, caplog):
+    with make_host(Cluster(), reference=reference) as host:
+        (bound,) = host.bounds
+    damaged = replace(bound.loaded.sample.artefact, reference={**reference, "drift_score.moments": np.zeros(1)})
+    bounds = [replace(bound, loaded=replace(bound.loaded, sample=LinearProbe(damaged)))]
+    stream, table, seer = StreamBuilder("a"), StreamTable("residual"), DriftSeer()
+    raw = [stream.start(), stream.block(range(TOKENS), np.ones((TOKENS, 1, 4), np.float32))]
+    steps = [
+        Step(partition=0, offset=at, timestamp_us=0, event=event, silent=False)
+        for at, value in enumerate(raw)
+        for event in table.observe(at, Codec().decode(value))
+    ]
+    seer.rows(chunks_of(steps).values(), lambda chunk: bounds)
+    assert seer.take().norms == {}
+    assert "binding 'guard': reference.drift_*: cannot be read" in caplog.text
 
 
 @pytest.fixture(scope="module")
