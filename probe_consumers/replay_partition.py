@@ -85,7 +85,7 @@ class _PartRun:
         loaded = load(plan.origins)
         bounds = loaded.of_point(self._point)
         check_probes(plan, bounds)
-        self._source = source_of(plan.origins, self._point)
+        self._source = source_of(plan.origins, loaded, self._point)
         self._wanted = None if plan.requests is None else frozenset(name.encode() for name in plan.requests)
         self._part, self._store, self._watch = part, store, watch
         self._start = store.checkpoint

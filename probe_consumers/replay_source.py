@@ -193,11 +193,11 @@ class DatasetSource:
             yield batch
 
 
-def source_of(origins: Origins, point: str) -> RecordSource:
+def source_of(origins: Origins, loaded: Loaded, point: str) -> RecordSource:
     """Return where the records of a point are read."""
     if origins.dataset is not None:
         return DatasetSource(origins.dataset, point)
-    config = load(origins).host
+    config = loaded.host
     erasures = read_erasures(config.kafka, config.plan.erasures)
     return TopicSource(config.kafka, config.plan.activations(point), erasures)
 

@@ -107,7 +107,7 @@ class Codec:
         keys = (*SCHEMA_NAMES, *EARLIER)
         self._framing = framing or SingleObjectFraming({key: load_fingerprint(key) for key in keys})
         self._schemas = {key: load_schema(key) for key in keys}
-        self._builders = {name: _builder(cls) for name, cls in _CLASSES.items()}
+        self._builders = _builders()
 
     def encode(self, message: Message) -> bytes:
         """Return the framed Avro bytes of a message.
@@ -189,6 +189,12 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - any field's value
 def _field_names(kind: Hashable) -> tuple[str, ...] | None:
     """Return the names of a dataclass's fields, None where it is none."""
     return tuple(item.name for item in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
+
+
+@cache
+def _builders() -> Mapping[str, Callable[[dict[str, Any]], Any]]:
+    """Return what makes messages, by their names."""
+    return {name: _builder(cls) for name, cls in _CLASSES.items()}
 
 
 def _builder(cls: type[Any]) -> Callable[[dict[str, Any]], Any]:

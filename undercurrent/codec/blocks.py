@@ -11,7 +11,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, cast
 
 from undercurrent.codec.avro import Codec
-from undercurrent.protocol.messages import ActivationBlock, Message, StreamEnded
+from undercurrent.codec.tensors import row_bytes
+from undercurrent.errors import CodecError
+from undercurrent.protocol.messages import ActivationBlock, Message, StreamEnded, StreamStarted
 
 RECORD = "ActivationRecord"
 """Name of the schema."""
@@ -22,6 +24,8 @@ RECORD_OVERHEAD_BYTES = 4096
 _Buffer = bytes | memoryview
 # Streams under one key: attempts, children and shards of a request.
 _MOST_OF_A_KEY = 16
+# A start that says more of a token than a record holds would have us take as much memory.
+_MOST_TOKEN_BYTES = 1 << 20
 
 
 def zigzag(value: int) -> bytes:
@@ -136,41 +140,46 @@ def encode_in_python(
 
 def _same_bytes(codec: Codec, template: ActivationBlock) -> bytes:
     """Return what the bodies of a stream's blocks begin with."""
-    probe = ActivationBlock(
-        request_id=template.request_id,
-        attempt=template.attempt,
-        index=template.index,
-        point=template.point,
-        shard=template.shard,
-        engine=template.engine,
-        incarnation=template.incarnation,
-        tensor_type=template.tensor_type,
-        dtype=template.dtype,
-        width=template.width,
-        layers=template.layers,
-        row_shape=template.row_shape,
+    # The seven fields that vary come last in the schema and take one byte each when they are zero or empty.
+    return codec.encode_body(_block_of(template, b"", b""))[:-7]
+
+
+def _block_of(stream: ActivationBlock | StreamStarted, positions: bytes, data: bytes) -> ActivationBlock:
+    """Return a block of a stream, of which the start or any block is given."""
+    return ActivationBlock(
+        request_id=stream.request_id,
+        attempt=stream.attempt,
+        index=stream.index,
+        point=stream.point,
+        shard=stream.shard,
+        engine=stream.engine,
+        incarnation=stream.incarnation,
+        tensor_type=stream.tensor_type,
+        dtype=stream.dtype,
+        width=stream.width,
+        layers=stream.layers,
+        row_shape=stream.row_shape,
         seq=0,
         revision=0,
         step=0,
         captured_at_us=0,
-        positions=b"",
+        positions=positions,
         token_ids=b"",
-        data=b"",
+        data=data,
     )
-    # The seven fields that vary come last in the schema and take one byte each when they are zero or empty.
-    return codec.encode_body(probe)[:-7]
 
 
 class BlockDecoder:
     """Decodes records of activations topics; blocks of streams that it has seen cost little.
 
-    Blocks of one stream begin with the same bytes. What these say is kept; behind them are only numbers and arrays.
-    Whatever is not exactly that goes through the codec, which also says what is wrong with it.
+    Blocks of one stream begin with the same bytes, which its start tells before the first one comes. What these say is
+    kept; behind them are only numbers and arrays. Whatever is not exactly that goes through the codec, which also says
+    what is wrong with it.
 
     Args:
         codec: decodes what is met for the first time.
-        check: refuses a block that the codec has decoded; blocks of its stream that have as many bytes per token are
-            taken as checked.
+        check: refuses a block that the codec has decoded, or one of zeros that a stream's start announces; blocks of
+            its stream that have as many bytes per token are taken as checked.
         most_streams: after so many whose end has not come it begins anew.
 
     Attributes:
@@ -181,6 +190,7 @@ class BlockDecoder:
         self._codec = codec
         self._check = check
         self._most_streams = most_streams
+        self._frame: bytes | None = None  # of the blocks that came last
         self.known: dict[bytes | None, list[Prefix]] = {}
 
     def __len__(self) -> int:
@@ -208,21 +218,42 @@ class BlockDecoder:
         if isinstance(message, ActivationBlock):
             self._check(message)
             self._learn(key, value or b"", message)
+        elif isinstance(message, StreamStarted):
+            self._expect(key, message)
         elif isinstance(message, StreamEnded):
             # Others of its request, where there are any, are met for the first time once more.
             self.known.pop(key, None)
         return message
 
     def _learn(self, key: bytes | None, value: bytes, block: ActivationBlock) -> None:
-        if len(self.known) >= self._most_streams:
-            self.known.clear()
         schema, start = self._codec.schema_of(value)
         if schema != RECORD:
             return  # another version's: its fields may be others, or stand elsewhere
-        data = value[:start] + _same_bytes(self._codec, block)
+        self._frame = value[:start]
+        data = self._frame + _same_bytes(self._codec, block)
+        if value.startswith(data):  # else written in a way that nobody writes
+            self._know(key, data, block)
+
+    def _expect(self, key: bytes | None, started: StreamStarted) -> None:
+        """Learn of a stream before its first block, which is mostly the largest: of the prompt."""
+        if self._frame is None:
+            return
+        try:
+            token_bytes = len(started.layers) * row_bytes(started.dtype, started.width)
+            if not 0 < token_bytes <= _MOST_TOKEN_BYTES:
+                return
+            block = _block_of(started, bytes(4), bytes(token_bytes))
+            self._check(block)
+            data = self._frame + _same_bytes(self._codec, block)
+        except CodecError:
+            return  # its blocks will be told to be wrong, one by one
+        self._know(key, data, block)
+
+    def _know(self, key: bytes | None, data: bytes, block: ActivationBlock) -> None:
+        if len(self.known) >= self._most_streams:
+            self.known.clear()
         mine = self.known.setdefault(key, [])
-        # Else written in a way that nobody writes; or unusual, though of a stream that is known.
-        if value.startswith(data) and all(known.data != data for known in mine):
+        if all(known.data != data for known in mine):  # else unusual, though of a stream that is known
             del mine[_MOST_OF_A_KEY - 1 :]
             token_bytes = 4 * len(block.data) // len(block.positions)
             same = tuple(part for name in _SAME for part in (name, getattr(block, name)))

@@ -1,5 +1,7 @@
 """The hand-made encoder gives fastavro's bytes, and the hand-made decoder what fastavro reads of any bytes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -151,6 +153,72 @@ def test_what_has_ended_is_not_remembered():
         assert len(decoder) == 0
     decoder.decode(b"r", CODEC.encode(block()))
     assert len(decoder) == 1
+
+
+class Counting(Codec):
+    """Counts the bytes of blocks that it decodes."""
+
+    read = 0
+
+    def decode(self, data):
+        found = super().decode(data)
+        self.read += isinstance(found, ActivationBlock) and len(data)
+        return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_a_start_tells_what_the_first_block_begins_with(dtype):
+    codec, checked = Counting(), []
+    decoder = BlockDecoder(codec, checked.append)
+    for number in range(3):
+        stream = StreamBuilder(f"{number}", dtype=dtype, layers=(1, 4))
+        decoder.decode(stream.key, stream.start())
+        value = stream.block(range(5), np.ones((5, 2, 4), np.float32))
+        assert decoder.decode(stream.key, value) == CODEC.decode(value)
+        if number == 0:
+            first = codec.read  # how blocks are framed is known since
+    assert codec.read == first == len(value)
+    assert [item.request_id for item in checked] == ["0", "1", "2"]
+
+
+def started_as(decoder, **fields):
+    """Let a decoder know how blocks are framed, then a stream's start."""
+    decoder.decode(b"x", CODEC.encode(block(request_id="x")))
+    stream = StreamBuilder("r", layers=(0, 2), width=4)
+    start = replace(CODEC.decode(stream.start()), **fields)
+    assert decoder.decode(b"r", CODEC.encode(start)) == start
+    return start
+
+
+def as_started(start, **fields):
+    names = ["request_id", "attempt", "point", "engine", "incarnation", "tensor_type", "dtype", "width", "layers"]
+    return block(**{name: getattr(start, name) for name in names} | fields)
+
+
+@pytest.mark.parametrize("fields", [{"dtype": "bfloat16"}, {"width": 8}, {"layers": (0,)}, {"data": bytes(90)}])
+def test_a_block_that_is_not_as_its_start_says_is_checked_itself(fields):
+    checked = []
+    decoder = BlockDecoder(CODEC, checked.append)
+    wanted = as_started(started_as(decoder), **fields)
+    checked.clear()
+    assert decoder.decode(b"r", CODEC.encode(wanted)) == wanted
+    assert checked == [wanted]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"layers": (0, 0)}, {"layers": ()}, {"width": 2**31 - 1}, {"width": -4}, {"width": 0}, {"dtype": "float99"}],
+    ids=str,
+)
+def test_a_start_that_is_wrong_lets_no_block_pass_unchecked(fields):
+    def check(found):
+        if found.request_id == "r":
+            raise DecodeError("refused")
+
+    decoder = BlockDecoder(CODEC, check)
+    start = started_as(decoder, **fields)
+    with pytest.raises(DecodeError, match="refused"):
+        decoder.decode(b"r", CODEC.encode(as_started(start)))
 
 
 needs_it = pytest.mark.skipif(read_block is read_in_python, reason="there is no C compiler here, so Python reads")
