@@ -97,7 +97,7 @@ def _plain(message: StreamStarted | StreamEnded | ActivationBlock) -> dict[str, 
 
 
 def _value(value: Any) -> Any:  # noqa: ANN401 - any field's value
-    if isinstance(value, bytes):
+    if isinstance(value, bytes | memoryview):  # the values of a block are a view on its record
         return {"base64": base64.b64encode(value).decode()}
     if isinstance(value, StrEnum):
         return value.value

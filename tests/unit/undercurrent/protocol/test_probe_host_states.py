@@ -19,6 +19,7 @@ from tests.unit.undercurrent.protocol.host_world import (
     read_outputs,
     started,
 )
+from undercurrent.codec import BlockDecoder, Codec
 from undercurrent.errors import ProtocolError
 from undercurrent.protocol.host import ProbeHost
 from undercurrent.protocol.host_events import Incoming
@@ -26,7 +27,8 @@ from undercurrent.protocol.host_position import Committed, HostMetadata, Notice,
 from undercurrent.protocol.host_states import Keeping
 from undercurrent.protocol.messages import VerdictKind
 from undercurrent.protocol.stream_state import read_stream, rollouts_of, write_stream
-from undercurrent.protocol.streams import Stream, StreamId, StreamTable
+from undercurrent.protocol.streams import Arrived, Stream, StreamId, StreamTable
+from undercurrent.testing.streams import StreamBuilder
 
 KEEPING = Keeping(service="g", checkpoint_after_bytes=5, max_replay_bytes=40)
 
@@ -252,3 +254,19 @@ def test_a_begin_without_states_asks_for_none():
     host.assign([0])
     host.begin(0, Resume(offset=3, emitted_up_to=3))
     assert host.open_streams(0) == []
+
+
+def test_rows_that_wait_for_another_shard_are_written_down_as_a_host_reads_them():
+    builders = [StreamBuilder("r", shard=number, shards=2, layers=(number,)) for number in (0, 1)]
+    decoder, table = BlockDecoder(Codec(), lambda _: None), StreamTable("residual")
+    ahead = [builder.start() for builder in builders] + [builders[0].block([at], [[[at] * 4]]) for at in (0, 1)]
+    for offset, value in enumerate(ahead):
+        table.observe(offset, decoder.decode(b"r", value))
+    [stream] = table
+    other = StreamTable("residual")
+    other.restore(read_stream(write_stream(stream), stream.start_offset))
+    late = [decoder.decode(b"r", builders[1].block([at], [[[9 - at] * 4]])) for at in (0, 1)]
+    told = [[event for message in late for event in each.observe(9, message)] for each in (table, other)]
+    rows = [[(bytes(event.block.data), event.clear_up_to) for event in events] for events in told]
+    assert all(isinstance(event, Arrived) for event in told[0])
+    assert rows[0] == rows[1] != []
