@@ -39,6 +39,7 @@ from undercurrent.cli.options import EngineKind
 from undercurrent.cli.running import EXIT_FAILED, exit_code
 from undercurrent.errors import ProbingError
 from undercurrent.kafka.admin import TopicAdmin
+from undercurrent.kafka.aftermath import Logs, partitions_of
 from undercurrent.kafka.client import Isolation
 from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.publisher import Publisher
@@ -252,6 +253,8 @@ class Assembly:
         patient = {"fetch.wait.max.ms": 500, **config.kafka.options}
         kafka = config.kafka.model_copy(update={"options": patient})
         largest = max(plan.letter_bytes(topic) for topic in plan.swept)
+        # One for all writers of this process: the next one ends what the last one left open.
+        identity = f"{group}.{uuid.uuid4().hex}"
         return Sweeper(
             make_subscriber=lambda handler: GroupSubscriber(
                 kafka,
@@ -261,8 +264,14 @@ class Assembly:
                 assignor=config.own.group.assignor,
                 isolation=Isolation.READ_COMMITTED,
             ),
-            make_writer=lambda: TransactionalWriter(kafka.with_room(largest), f"{group}.{uuid.uuid4().hex}"),
+            make_writer=lambda: TransactionalWriter(kafka.with_room(largest), identity),
             lookup=self._lookup,
+            logs=lambda: Logs(
+                partitions=tuple(partitions_of(self._lookup, map(plan.dlq, plan.swept))),
+                key=b"",
+                value=b"",
+                beside=(plan.prompts, 0),
+            ),
             judge=Judge(plan, codec_of(config.kafka), config.own.engine.name),
             dead_letters=plan.dlq,
             count=lambda topic: metrics.unreadable.labels(topic.removeprefix(f"{plan.prefix}.")).inc(),

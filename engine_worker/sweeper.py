@@ -5,7 +5,8 @@ read to the dead-letter topics. Letters and the offsets behind them are one tran
 owner that was frozen can neither lose a letter nor write it twice. Where everything can be read, which is always, there
 is no transaction; how far the group has come is then committed now and then, to have less to read again.
 
-Nobody waits for it. Whatever Kafka says, it begins anew from what is committed, and the worker goes on meanwhile.
+Nobody waits for it. Whatever Kafka says, it begins anew from what is committed, and the worker goes on meanwhile. What
+is committed may be unknown because of a transaction of its own that a killed broker forgot: it ends that first.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import NamedTuple
 from engine_worker.unreadable import Judge
 from undercurrent.errors import CommitError, ProbingError, TransactionError, UnreachableError
 from undercurrent.failpoints import failpoint
+from undercurrent.kafka.aftermath import Aftermath, Logs
 from undercurrent.kafka.events import PartitionProblem
 from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.records import Partition, Record
@@ -36,6 +38,9 @@ _REST_S = 0.005
 _COMMITTED_S = 1.0
 _DECIDED_S = 30.0
 _MOST_BYTES = 4 << 20
+# Behind a letter that is being written, the group's position is unknown for a moment; behind a dead owner's, until the
+# transaction has timed out. Only behind one that a broker forgot it stays so.
+_UNKNOWN_S = 30.0
 
 
 class _Found(NamedTuple):
@@ -48,8 +53,9 @@ class Sweeper:
 
     Args:
         make_subscriber: makes the group member for a handler of rebalances, on the thread.
-        make_writer: makes a transactional producer.
+        make_writer: makes a transactional producer, of the same id each time.
         lookup: says where logs begin.
+        logs: says where letters and offsets are written.
         judge: says what is wrong with a record.
         dead_letters: name of a topic's dead-letter topic.
         count: hears the topic of each letter.
@@ -64,6 +70,7 @@ class Sweeper:
         make_subscriber: Callable[[RebalanceHandler], GroupSubscriber],
         make_writer: Callable[[], TransactionalWriter],
         lookup: OffsetLookup,
+        logs: Callable[[], Logs],
         judge: Judge,
         dead_letters: Callable[[str], str],
         count: Callable[[str], None],
@@ -75,12 +82,16 @@ class Sweeper:
         self._make_subscriber = make_subscriber
         self._make_writer = make_writer
         self._lookup = lookup
+        self._logs = logs
         self._judge = judge
         self._dead_letters = dead_letters
         self._count = count
         self._commit_s = commit_s
         self._again_s = again_s
         self._writer: TransactionalWriter | None = None
+        self._aftermath = Aftermath(due=False)
+        self._settle_s = 0.0  # when that is tried, if it is due
+        self._known_s = time.monotonic()  # when the group's position was known, or nobody asked for it
         self._taking: set[Partition] = set()
         self._read: dict[Partition, int] = {}  # up to where, of what has moved since it was committed
         self._found: list[_Found] = []
@@ -148,6 +159,8 @@ class Sweeper:
             if sum(len(found.letter.value or b"") for found in self._found) > _MOST_BYTES:
                 self._write(subscriber)
         self._see_problems(subscriber)
+        if self._aftermath.due and subscriber.assigned and time.monotonic() >= self._settle_s:
+            self._settle(subscriber)
         if self._found:
             self._write(subscriber)
         elif self._read and not self._plain and time.monotonic() - self._committed_s > self._commit_s:
@@ -176,8 +189,17 @@ class Sweeper:
     def _take(self, subscriber: GroupSubscriber) -> None:
         """Start the partitions that were assigned, where the broker says how far the group has come."""
         if not self._taking:
+            self._known_s = time.monotonic()
             return
         known = subscriber.committed(sorted(self._taking), _COMMITTED_S)
+        if known.keys() >= self._taking:
+            self._known_s = time.monotonic()
+        elif time.monotonic() - self._known_s > _UNKNOWN_S:
+            self._known_s = time.monotonic()
+            waiting = ", ".join(map(str, sorted(self._taking - known.keys())))
+            logger.warning(
+                "%s of group %s: not known for %g s how far it has come", waiting, subscriber.group_id, _UNKNOWN_S
+            )
         fresh = [where for where, (offset, _) in known.items() if offset is None]
         starts = self._lookup.beginning(fresh) if fresh else {}
         for where, (offset, _) in known.items():
@@ -192,7 +214,7 @@ class Sweeper:
         found = self._found
         moved: Offsets = {where: (offset, None) for where, offset in self._read.items()}
         try:
-            writer = self._writer or self._open()
+            writer = self._open(subscriber)
             writer.begin()
             for where, letter in found:
                 topic = self._dead_letters(where.topic)
@@ -213,11 +235,25 @@ class Sweeper:
             self._count(item.where.topic)
         self._found, self._read = [], {}
 
-    def _open(self) -> TransactionalWriter:
-        writer = self._make_writer()
-        writer.init(_DECIDED_S)
-        self._writer = writer
-        return writer
+    def _settle(self, subscriber: GroupSubscriber) -> None:
+        """End what the last writer may have left: nobody knows how far the group has come before that."""
+        self._settle_s = time.monotonic() + self._again_s
+        try:
+            self._open(subscriber)
+        except TransactionError as exc:
+            logger.warning("what the last writer of letters may have left is not ended yet: %s", exc)
+            self._drop_writer()
+
+    def _open(self, subscriber: GroupSubscriber) -> TransactionalWriter:
+        """Return a writer whose id has nothing open in the logs."""
+        if self._writer is None:
+            self._writer = self._make_writer()
+            self._writer.init(_DECIDED_S)
+        if self._aftermath.due:
+            # Before anything else is written: a log would end what is open in it as that ends.
+            metadata = subscriber.consumer_group_metadata()
+            self._aftermath.settle(self._writer, self._logs(), metadata, lambda call: until_decided(call, _DECIDED_S))
+        return self._writer
 
     def _commit(self, subscriber: GroupSubscriber) -> None:
         self._committed_s = time.monotonic()
@@ -252,4 +288,5 @@ class Sweeper:
     def _drop_writer(self) -> None:
         if self._writer is not None:
             writer, self._writer = self._writer, None
+            self._aftermath.due = True
             writer.close(_COMMITTED_S)

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 from probe_consumers.aborts import AbortWriter
-from probe_consumers.aftermath import partitions_of
 from probe_consumers.backlog import SLOW_S, Backlog
 from probe_consumers.bound import Clock
 from probe_consumers.deciding import Deciding
@@ -33,6 +32,7 @@ from probe_consumers.writing import Writing
 from undercurrent.codec import Codec
 from undercurrent.errors import UnreachableError
 from undercurrent.failpoints import failpoint
+from undercurrent.kafka.aftermath import partitions_of
 from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.records import Partition, Record
 from undercurrent.protocol.host import ProbeHost

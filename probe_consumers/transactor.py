@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from probe_consumers.aftermath import Aftermath, Logs
 from probe_consumers.inputs import Inputs
 from probe_consumers.states import StatesTopic
 from undercurrent.codec import Codec
@@ -17,6 +16,7 @@ from undercurrent.errors import (
     UnreachableError,
 )
 from undercurrent.failpoints import failpoint
+from undercurrent.kafka.aftermath import Aftermath, Logs
 from undercurrent.kafka.records import Record
 from undercurrent.kafka.transactions import Offsets, TransactionalWriter, until_decided
 from undercurrent.protocol.dead_letters import Letter, Place, dead_letter
@@ -107,18 +107,12 @@ class Transactor:
         """
         writer = self._writer or self.open()
         value, key = self._codec.encode(hello), hello.service.encode()
-        self._logs = Logs(
-            topic=self._verdicts,
-            partitions=tuple(partitions),
-            key=key,
-            value=value,
-            beside=self._beside,
-            others=tuple(others),
-        )
+        verdicts = [(self._verdicts, number) for number in partitions]
+        self._logs = Logs(partitions=(*verdicts, *others), key=key, value=value, beside=self._beside)
         try:
             writer.begin()
-            for partition in self._logs.partitions:
-                writer.produce(self._verdicts, value, key=key, partition=partition)
+            for topic, partition in verdicts:
+                writer.produce(topic, value, key=key, partition=partition)
             # What the slot's last owner may have left is not to be committed by this.
             self._until(writer.abort if self._aftermath.due else writer.commit)
         except TransactionError as exc:

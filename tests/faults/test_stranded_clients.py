@@ -13,7 +13,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from probe_consumers.aftermath import Aftermath, Logs
 from tests.faults.forgetful_proxy import ForgetfulProxy, forgetful_kafka
 from undercurrent.errors import (
     RetriableTransactionError,
@@ -22,6 +21,7 @@ from undercurrent.errors import (
     UnreachableError,
 )
 from undercurrent.kafka.admin import TopicAdmin
+from undercurrent.kafka.aftermath import Aftermath, Logs
 from undercurrent.kafka.bulk import BulkPublisher, Outgoing
 from undercurrent.kafka.client import Assignor, Isolation, group_consumer_config, make_consumer
 from undercurrent.kafka.offsets import OffsetLookup
@@ -310,7 +310,7 @@ def test_a_transaction_that_its_coordinator_forgot_is_ended_by_the_next_writer(
     assert not stable()
     with pytest.raises(UnreachableError, match="offsets of group"):
         lookup.committed(group, [(topic, 0)])
-    logs = Logs(topic=topic, partitions=(0, 1), key=b"", value=b"", beside=(f"{topic}.beside", 0))
+    logs = Logs(partitions=verdicts, key=b"", value=b"", beside=(f"{topic}.beside", 0))
     aftermath.settle(writer, logs, nobody.consumer_group_metadata(), lambda call: until_decided(call, 60.0))
     wait(stable, lambda: "open", 60.0)
     assert OffsetLookup(settings).committed(group, [(topic, 0)]) == {Partition(topic, 0): (1, None)}

@@ -20,6 +20,7 @@ from undercurrent.errors import (
     StrandedError,
     UnreachableError,
 )
+from undercurrent.kafka.aftermath import Logs
 from undercurrent.kafka.records import Partition, Record
 from undercurrent.kafka.subscriber import CommitResult
 from undercurrent.protocol.dead_letters import origin
@@ -30,6 +31,12 @@ from undercurrent.topics import TopicPlan
 
 PLAN = TopicPlan(prefix="t", prompt_partitions=2)
 GOOD = Codec().encode(EngineStarted(engine="e", host="h", pid=1, version="1", started_at_us=1))
+LOGS = Logs(
+    partitions=[(PLAN.dlq(topic), number) for topic in PLAN.swept for number in (0, 1)],
+    key=b"",
+    value=b"",
+    beside=(PLAN.prompts, 0),
+)
 WHERES = (Partition(PLAN.acks, 0), Partition(PLAN.control, 0), Partition(PLAN.generations, 1))
 
 
@@ -39,6 +46,7 @@ class World:
 
     Attributes:
         late: commits without a transaction that have not arrived, with whom they belong to.
+        forgotten: the letters and offsets of a transaction that its broker forgot, by the id of its writer.
     """
 
     seed: int
@@ -47,6 +55,8 @@ class World:
     committed: dict[Partition, int] = field(default_factory=dict)
     letters: Counter[Any] = field(default_factory=Counter)
     late: list[tuple[int, dict[Partition, int]]] = field(default_factory=list)
+    forgotten: dict[str, tuple[list[Any], dict[Partition, int]]] = field(default_factory=dict)
+    lost: int = 0  # how many were forgotten
     generation: int = 0
     failures: int = 0
 
@@ -70,6 +80,8 @@ class World:
 
 class FakeSubscriber:
     """A member that gets, and loses, partitions."""
+
+    group_id = "letters"
 
     def __init__(self, world: World, handler: Any) -> None:
         self._world, self._handler = world, handler
@@ -119,7 +131,9 @@ class FakeSubscriber:
         return where in self._at
 
     def committed(self, wheres: list[Partition], _: float) -> dict[Partition, tuple[int | None, str | None]]:
-        return {where: (self._world.committed.get(where), None) for where in wheres if not self._world.fails()}
+        unknown = {where for _, offsets in self._world.forgotten.values() for where in offsets}
+        known = [where for where in wheres if where not in unknown and not self._world.fails()]
+        return {where: (self._world.committed.get(where), None) for where in known}
 
     def commit(self, offsets: dict[Partition, tuple[int, None]]) -> dict[Partition, int]:
         if self._world.fails():
@@ -141,23 +155,28 @@ class FakeSubscriber:
 
 
 class FakeWriter:
-    """Transactions that fail before, at and behind their commit."""
+    """Transactions that fail before, at and behind their commit, or are forgotten by their broker."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, transactional_id: str) -> None:
+        self.transactional_id = transactional_id
         self._world = world
         self._letters: list[Any] = []
         self._offsets: dict[Partition, int] = {}
+        self._logs: set[tuple[str, int]] = set()
 
     def init(self, _: float) -> None:
         if self._world.fails():
             raise UnreachableError("scripted")
 
     def begin(self) -> None:
-        self._letters, self._offsets = [], {}
+        self._letters, self._offsets, self._logs = [], {}, set()
 
-    def produce(self, topic: str, value: bytes | None, *, key: bytes, partition: int, headers: Any) -> None:
+    def produce(self, topic: str, value: bytes | None, *, key: bytes, partition: int, headers: Any = ()) -> None:
         if self._world.fails(0.05):
             raise AbortableTransactionError("scripted")
+        self._logs.add((topic, partition))
+        if not headers:
+            return
         place = origin(headers)
         assert place is not None
         assert (topic, partition) == (PLAN.dlq(place.topic), place.partition)
@@ -170,9 +189,25 @@ class FakeWriter:
             raise AbortableTransactionError("scripted")
         self._offsets = {where: offset for where, (offset, _) in offsets.items()}
 
+    def flush(self) -> None:
+        if self._world.fails():
+            raise RetriableTransactionError("scripted")
+
+    def abort(self) -> None:
+        if self._world.fails():
+            raise RetriableTransactionError("scripted")
+        # Each log ends what is open in it.
+        if self._logs >= set(LOGS.partitions) and self._offsets == {LOGS.beside: 0}:
+            self._world.forgotten.pop(self.transactional_id, None)
+
     def commit(self) -> None:
         if self._world.fails():
             raise AbortableTransactionError("scripted")
+        assert self.transactional_id not in self._world.forgotten, "half of what was forgotten would be committed"
+        if self._world.fails():
+            self._world.forgotten[self.transactional_id] = self._letters, self._offsets
+            self._world.lost += 1
+            raise StrandedError("scripted: its broker was killed, and knows it no more")
         self._world.letters.update(self._letters)
         self._world.committed |= self._offsets
         if self._world.fails():
@@ -182,11 +217,12 @@ class FakeWriter:
         pass
 
 
-def sweeper(world: World, counted: list[str]) -> Sweeper:
+def sweeper(world: World, counted: list[str], identity: str = "letters.0") -> Sweeper:
     return Sweeper(
         make_subscriber=lambda handler: FakeSubscriber(world, handler),  # type: ignore[arg-type,return-value]
-        make_writer=lambda: FakeWriter(world),  # type: ignore[arg-type,return-value]
+        make_writer=lambda: FakeWriter(world, identity),  # type: ignore[arg-type,return-value]
         lookup=FakeLookup(),  # type: ignore[arg-type]
+        logs=lambda: LOGS,
         judge=Judge(PLAN, Codec(), "engine-0"),
         dead_letters=PLAN.dlq,
         count=counted.append,
@@ -214,5 +250,6 @@ def test_each_unreadable_record_is_a_letter_once_whatever_fails(seed: int) -> No
         made.stop(10.0)
     assert not [thread for thread in threading.enumerate() if thread.name == "letters"]
     assert world.letters == Counter(dict.fromkeys(world.expected, 1))
-    assert (world.failures > 20) is (seed > 0)
+    assert (world.failures > 20) is (world.lost > 0) is (seed > 0)
+    assert not world.forgotten
     assert set(counted) == {where.topic for where in WHERES}

@@ -7,7 +7,12 @@ import time
 import pytest
 
 from tests.unit.probe_consumers.host_doubles import CODEC, Cluster, Later, make_host, turn_until, whole_stream
-from undercurrent.errors import AbortableTransactionError, ProbeSetChangedError
+from undercurrent.errors import (
+    AbortableTransactionError,
+    ProbeSetChangedError,
+    RetriableTransactionError,
+    StrandedError,
+)
 from undercurrent.probes import LinearProbe
 from undercurrent.protocol.host_position import HostMetadata
 from undercurrent.protocol.host_states import Keeping
@@ -168,3 +173,27 @@ def test_a_state_waits_until_the_rollouts_are_known_that_its_stream_began_under(
     with make_host(cluster, keeping=keeping, knows=knows) as host:
         turn_until(host, lambda: host.emitted_up_to, most=100_000)
     assert asked[:4] == [5, 5, 5, 5]
+
+
+def test_a_group_gets_past_a_transaction_that_its_broker_forgot_to_end():
+    cluster = Cluster()
+    with make_host(cluster) as host:
+        turn_until(host, lambda: cluster.committed is not None)
+        cluster.append(*whole_stream("a"))
+        cluster.forgotten = True
+        cluster.fail = [StrandedError("the broker was killed"), RetriableTransactionError("not yet")]
+        turn_until(host, lambda: len(cluster.verdicts(VerdictKind.RESULT)) == 1)
+        # There was nothing else to write while the offset was not known.
+        assert not cluster.forgotten
+        cluster.append(*whole_stream("b"))
+        turn_until(host, lambda: len(cluster.verdicts(VerdictKind.RESULT)) == 2)
+        assert cluster.calls.count("writer") == 2
+
+
+def test_a_host_with_a_slot_ends_what_the_last_one_may_have_left():
+    cluster = Cluster()
+    cluster.forgotten = True
+    cluster.append(*whole_stream("a"))
+    with make_host(cluster, stable=True) as host:
+        turn_until(host, lambda: len(cluster.verdicts(VerdictKind.RESULT)) == 1)
+        assert not cluster.forgotten

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from probe_consumers.aftermath import Aftermath, Logs, partitions_of
-from tests.unit.probe_consumers.host_doubles import BESIDE, Cluster, make_host, turn_until, whole_stream
-from undercurrent.errors import AbortableTransactionError, RetriableTransactionError, StrandedError, TopicError
+from undercurrent.errors import AbortableTransactionError, TopicError
+from undercurrent.kafka.aftermath import Aftermath, Logs, partitions_of
 from undercurrent.kafka.records import Partition
-from undercurrent.protocol.messages import VerdictKind
 
-LOGS = Logs(topic="verdicts", partitions=(0, 1), key=b"k", value=b"v", beside=BESIDE, others=[("states", 0)])
+BESIDE = Partition("rollouts", 0)
+LOGS = Logs(partitions=[("verdicts", 0), ("verdicts", 1), ("states", 0)], key=b"k", value=b"v", beside=BESIDE)
 
 
 class Writer:
@@ -62,27 +61,3 @@ def test_it_stays_due_until_it_is_done():
     with pytest.raises(AbortableTransactionError):
         aftermath.settle(writer, LOGS, "generation", fails)
     assert aftermath.due
-
-
-def test_a_group_gets_past_a_transaction_that_its_broker_forgot_to_end():
-    cluster = Cluster()
-    with make_host(cluster) as host:
-        turn_until(host, lambda: cluster.committed is not None)
-        cluster.append(*whole_stream("a"))
-        cluster.forgotten = True
-        cluster.fail = [StrandedError("the broker was killed"), RetriableTransactionError("not yet")]
-        turn_until(host, lambda: len(cluster.verdicts(VerdictKind.RESULT)) == 1)
-        # There was nothing else to write while the offset was not known.
-        assert not cluster.forgotten
-        cluster.append(*whole_stream("b"))
-        turn_until(host, lambda: len(cluster.verdicts(VerdictKind.RESULT)) == 2)
-        assert cluster.calls.count("writer") == 2
-
-
-def test_a_host_with_a_slot_ends_what_the_last_one_may_have_left():
-    cluster = Cluster()
-    cluster.forgotten = True
-    cluster.append(*whole_stream("a"))
-    with make_host(cluster, stable=True) as host:
-        turn_until(host, lambda: len(cluster.verdicts(VerdictKind.RESULT)) == 1)
-        assert not cluster.forgotten

@@ -32,20 +32,16 @@ class Logs:
     """The logs that may be concerned, and what does no harm there.
 
     Args:
-        topic: of outputs.
-        partitions: of that topic.
+        partitions: whatever is written to: outputs, dead letters, states.
         key: of a record that says nothing.
         value: of that record.
         beside: a partition that the group commits for nothing but to have its log of offsets in the transaction.
-        others: partitions of what else is written: dead letters, and states, which a partition waits for.
     """
 
-    topic: str
-    partitions: Sequence[int]
+    partitions: Sequence[tuple[str, int]]
     key: bytes
     value: bytes
     beside: tuple[str, int]
-    others: Sequence[tuple[str, int]] = ()
 
 
 def partitions_of(lookup: OffsetLookup, topics: Iterable[str]) -> Iterator[Partition]:
@@ -78,10 +74,10 @@ class Aftermath:
             TransactionError: it is not known whether that was done.
         """
         writer.begin()
-        for topic, partition in (*((logs.topic, number) for number in logs.partitions), *logs.others):
+        for topic, partition in logs.partitions:
             writer.produce(topic, logs.value, key=logs.key, partition=partition)
         until(lambda: writer.send_offsets({logs.beside: (0, None)}, group_metadata))
         until(writer.flush)  # what a log has not got by then takes no part in the end
         until(writer.abort)
         self.due = False
-        logger.info("%s: what the last writer of %s may have left is ended", logs.topic, writer.transactional_id)
+        logger.info("what the last writer of %s may have left is ended", writer.transactional_id)
