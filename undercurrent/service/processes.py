@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from types import FrameType
 
 # Of glibc's malloc.h.
-_M_TRIM_THRESHOLD, _M_TOP_PAD = -1, -2
-_MOST_C_INT = (1 << 31) - 1
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+_MOST_C_INT, _MOST_ALIKE = (1 << 31) - 1, 32 << 20
 _YOUNG = 50_000
 """Objects more than there were that a look at the young ones waits for; by default 700, a part of any batch."""
 _TIE = (
@@ -43,7 +43,9 @@ def keep_freed_memory(most_bytes: int) -> bool:
     """Let this process keep memory that it has freed, up to a size; return whether the C library can be told.
 
     glibc gives the end of its heap back to the kernel as soon as 128 KiB of it are free. A process that takes and frees
-    megabytes several times a second then pays for each page again: half of what the publisher's own work costs.
+    megabytes several times a second then pays for each page again: half of what the publisher's own work costs. Pieces
+    above 128 KiB it takes from the kernel one by one; it learns to keep those too, but no longer once it is told
+    anything, so it is told that as well.
 
     Args:
         most_bytes: that stay.
@@ -52,7 +54,8 @@ def keep_freed_memory(most_bytes: int) -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    return all(mallopt(name, min(most_bytes, _MOST_C_INT)) for name in (_M_TRIM_THRESHOLD, _M_TOP_PAD))
+    most = {_M_TRIM_THRESHOLD: _MOST_C_INT, _M_TOP_PAD: _MOST_C_INT, _M_MMAP_THRESHOLD: _MOST_ALIKE}
+    return all(mallopt(name, min(most_bytes, limit)) for name, limit in most.items())
 
 
 def spare_collector() -> None:
