@@ -50,7 +50,7 @@ def poll_messages(consumer: Consumer, max_records: int, timeout_s: float) -> lis
         raise UnreachableError(f"reading failed: {reason_of(exc)}") from exc
 
 
-def _runs(messages: Iterable[Message]) -> Iterator[list[Record] | Message]:
+def runs_of(messages: Iterable[Message]) -> Iterator[list[Record] | Message]:
     """Yield records of one partition that follow one another, as many as there are, and what tells an error by itself.
 
     What is true of a partition is then found once for many of them.
@@ -170,7 +170,7 @@ class Fetching:
         self._settle()
         wait_s = min(timeout_s, _SETTLING_POLL_S) if self._unsought else timeout_s
         records: list[Record] = []
-        for run in _runs(poll_messages(self._consumer, max_records, wait_s)):
+        for run in runs_of(poll_messages(self._consumer, max_records, wait_s)):
             if not isinstance(run, list):
                 self._take_error(run, cast("KafkaError", run.error()))
                 continue
@@ -195,12 +195,10 @@ class Fetching:
 
     def _let_pass(self, where: Partition, run: list[Record]) -> list[Record]:
         """Return the records of a partition up to the first one that may not be decoded yet; there it stands still."""
-        if self._gate is not None:
-            for number, record in enumerate(run):
-                if not self._gate.lets(record):
-                    self._hold(where, record, self._gate)
-                    return run[:number]
-        return run
+        if self._gate is None or (count := self._gate.passing(run)) == len(run):
+            return run
+        self._hold(where, run[count], self._gate)
+        return run[:count]
 
     def _hold(self, where: Partition, record: Record, gate: Gate) -> None:
         """Let a partition stand at a record that may not be decoded yet."""

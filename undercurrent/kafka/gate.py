@@ -6,6 +6,8 @@ over. Readers ask the gate of every record, and it never waits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from undercurrent.kafka.records import Record
 from undercurrent.kafka.registry import Registry, registry_of
 from undercurrent.kafka.settings import KafkaSettings
@@ -29,6 +31,10 @@ class Gate:
             return True
         number = registry_id(value)
         return number is None or self._registry.ready(number, record.timestamp_ms)
+
+    def passing(self, records: Sequence[Record]) -> int:
+        """Return how many records come before the first one that may not be decoded."""
+        return next((number for number, record in enumerate(records) if not self.lets(record)), len(records))
 
     def reason(self, record: Record) -> str:
         """Return in words why a record waits."""

@@ -23,16 +23,16 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
 
 from undercurrent.errors import ConfigError, TopicError, UnreachableError
 from undercurrent.kafka import codes
 from undercurrent.kafka.client import Isolation, KafkaSettings, make_consumer, reader_config
 from undercurrent.kafka.events import PartitionEvent, event_of
-from undercurrent.kafka.fetching import poll_messages
+from undercurrent.kafka.fetching import poll_messages, runs_of
 from undercurrent.kafka.gate import gate_of
 from undercurrent.kafka.offsets import OffsetLookup
-from undercurrent.kafka.records import Partition, Record, client_partition, record_of
+from undercurrent.kafka.records import Partition, Record, client_partition
 from undercurrent.kafka.stranding import Watch, abandon
 
 if TYPE_CHECKING:
@@ -209,21 +209,22 @@ class AssignedReader:
     def _sort(self, messages: list[Message]) -> list[Record]:
         records: list[Record] = []
         positions = self._positions
-        for message in messages:
-            error = message.error()
-            if error is not None:
-                self._take_error(message, error)
+        for run in runs_of(messages):
+            if not isinstance(run, list):
+                self._take_error(run, cast("KafkaError", run.error()))
                 continue
-            record = record_of(message)
-            where = Partition(record.topic, record.partition)
-            # A record that was under way when its partition was removed, or moved forward.
-            if record.offset < positions.get(where, record.offset + 1) or where in self._held:
+            where = Partition(run[0].topic, run[0].partition)
+            position = positions.get(where)
+            if position is None or where in self._held:
                 continue
-            if self._gate is not None and not self._gate.lets(record):
-                self._hold(where, record)
-                continue
-            positions[where] = record.offset + 1
-            records.append(record)
+            # Records that were under way when their partition was moved forward.
+            run = run[max(0, position - run[0].offset) :]
+            count = len(run) if self._gate is None else self._gate.passing(run)
+            if count < len(run):
+                self._hold(where, run[count])
+            if count:
+                positions[where] = run[count - 1].offset + 1
+                records += run[:count]
         return records
 
     def _take_error(self, message: Message, error: KafkaError) -> None:
