@@ -9,19 +9,18 @@ from probe_consumers.bound import Bound, Clock, set_fingerprint
 from probe_consumers.runner import BindingRunner
 from probe_consumers.versions import Versions
 from undercurrent.protocol.host import ProbeHost
-from undercurrent.protocol.host_events import DeadLetter, Incoming
+from undercurrent.protocol.host_events import Incoming
 from undercurrent.protocol.host_position import Resume
 from undercurrent.protocol.host_states import NEVER_BYTES, Keeping
 from undercurrent.protocol.messages import (
     ActivationBlock,
-    Message,
     ProbeVerdict,
     StreamEnded,
     StreamStarted,
     VerdictKind,
 )
-from undercurrent.protocol.strands import Stretch, one_by_one
-from undercurrent.protocol.streams import StreamId, StreamMessage, stream_id
+from undercurrent.protocol.strands import Stretch
+from undercurrent.protocol.streams import StreamId, stream_id
 
 REPLAY_SERVICE = "replay"
 NO_OPEN_STREAM = "no_open_stream"
@@ -131,7 +130,6 @@ class Replay:
             self._host.begin(number, Resume(offset=mark.low, emitted_up_to=mark.position))
         # Open streams, and those that closed since the last outputs: by partition.
         self._known: dict[int, set[StreamId]] = {number: set() for number in spans}
-        self._recent: list[Sequence[Incoming | Stretch]] = []
         self._left_out: list[LeftOut] = []
         self._spoken: set[StreamId] = set()
         self._told: list[LeftOut] = []
@@ -146,7 +144,6 @@ class Replay:
             elif isinstance(message, StreamEnded) and item.offset >= self._marks[item.partition].position:
                 self._note_end(item, stream_id(message))
         self._host.records(records, now_us=0)
-        self._recent.append(records)
 
     def outputs(self) -> tuple[ProbeVerdict, ...]:
         """Return what the probes have said since the last call.
@@ -155,11 +152,10 @@ class Replay:
         the same offsets, the mark's position among them.
         """
         transaction = self._host.transaction()
-        if transaction.dead_letters:
-            singles = (item for records in self._recent for item in one_by_one(records, lambda _: False))
-            messages = {(item.partition, item.offset): item.message for item in singles}
-            self._left_out += [_left_out(letter, messages) for letter in transaction.dead_letters]
-        self._recent = []
+        self._left_out += [
+            LeftOut(letter.partition, letter.offset, letter.stream, letter.cause, letter.detail)
+            for letter in transaction.dead_letters
+        ]
         for number in self._known:
             self._known[number] = {stream.id for stream in self._host.open_streams(number)}
         return transaction.verdicts
@@ -225,12 +221,6 @@ def cut_streams(
         and item.stream not in spoken
         and item.stream not in refused
     }
-
-
-def _left_out(letter: DeadLetter, messages: Mapping[tuple[int, int], Message | None]) -> LeftOut:
-    message = messages.get((letter.partition, letter.offset))
-    name = stream_id(message) if isinstance(message, StreamMessage) else None
-    return LeftOut(letter.partition, letter.offset, name, letter.cause, letter.detail)
 
 
 def comparable(

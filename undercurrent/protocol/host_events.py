@@ -87,6 +87,7 @@ class DeadLetter:
         cause: a bounded word.
         detail: in words.
         raw: the record as it came, None for a declared loss.
+        stream: whose record it is, None where it cannot be read or is of no stream.
         to_offset: of a declared loss, the offset after the last record that is gone.
     """
 
@@ -95,6 +96,7 @@ class DeadLetter:
     cause: str
     detail: str = ""
     raw: object = None
+    stream: StreamId | None = None
     to_offset: int | None = None
 
 

@@ -20,7 +20,7 @@ from undercurrent.protocol.host_position import (
 from undercurrent.protocol.host_states import KeptStates
 from undercurrent.protocol.messages import ProbeState, ProbeVerdict, RunState
 from undercurrent.protocol.strands import Stretch
-from undercurrent.protocol.streams import Limited, Stream, StreamId, StreamTable
+from undercurrent.protocol.streams import Limited, Stream, StreamId, StreamMessage, StreamTable, stream_id
 
 CAREFUL_RECORDS = 1000
 """How many records are read carefully before a partition counts as sound again."""
@@ -180,6 +180,7 @@ class PartitionState:
                 cause=cause,
                 detail=detail or _DETAILS.get(cause, cause),
                 raw=record.raw,
+                stream=stream_id(record.message) if isinstance(record.message, StreamMessage) else None,
             )
         )
 
