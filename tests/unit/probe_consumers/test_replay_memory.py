@@ -58,7 +58,7 @@ def peak_mib():
 def replayed(folder: Path, size: int) -> float:
     """Replay in this process and return how far its memory has grown."""
     source = Endless(size)
-    replay_partition.source_of = lambda origins, point: source
+    replay_partition.source_of = lambda *_: source
     LinearProbe.from_arrays(
         np.ones(WIDTH), 0.0, layer=0, tensor_type="residual_stream", threshold=1e9, name="guard"
     ).save(folder / "guard")
