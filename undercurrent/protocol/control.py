@@ -19,6 +19,8 @@ MAX_REASON_CHARS = 1000
 # Whoever may write commands chooses these, and answers and finals repeat them: one that no topic takes would end every
 # worker that tries to write it.
 _MAX_NAME_CHARS = 1024
+# An answer carries its request's id twice, as its key too. A bare server's may be long: it is in a header.
+_MAX_REQUEST_ID_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +112,14 @@ class ControlBook:
     def add(self, message: ControlCommand, received_at_us: int) -> Command | None:
         """Note a command; return it when it is new and nobody has answered it, so that it has to be acted on.
 
-        One whose id or probe has a name of kilobytes is none: it could not be answered.
+        One whose id or probe has a name of kilobytes is none, nor is one whose request has a name of a quarter of a
+        megabyte: it could not be answered.
         """
         if message.kind is not CommandKind.ABORT:
             return None
         if max(len(message.command_id), len(message.probe or "")) > _MAX_NAME_CHARS:
+            return None
+        if len(message.request_id.encode()) > _MAX_REQUEST_ID_BYTES:
             return None
         of_request = self._commands.setdefault(message.request_id, {})
         if message.command_id in of_request:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from undercurrent.codec import Codec
 from undercurrent.protocol.control import ControlBook
 from undercurrent.protocol.messages import AckOutcome, CommandKind, CommandSource, ControlAck, ControlCommand
 
@@ -113,3 +116,16 @@ def test_memory_is_bounded_however_many_commands_are_answered():
         book.expire(number)
         most = max(most, len(book))
     assert most <= 2 * (KEEP_US + 1)
+
+
+def test_a_command_counts_only_where_a_topic_takes_its_answer():
+    """A record that is refused ends the worker that writes it, and every one that takes its place."""
+    taken = []
+    for size in (1, 1024, 40_000, 260_000, 270_000, 600_000):
+        asked = replace(command("c" * 1024), request_id="\u00e9" * (size // 2) or "r", probe="p" * 1024)
+        known = ControlBook(KEEP_US).add(asked, 0)
+        if known is not None:
+            answer = known.answer(AckOutcome.UNKNOWN, engine="e" * 200, incarnation=1)
+            assert len(Codec().encode(answer)) + len(asked.request_id.encode()) < 1_000_000
+            taken.append(size)
+    assert taken == [1, 1024, 40_000, 260_000]
