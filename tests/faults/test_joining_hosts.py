@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.faults.rounds import Rounds
 from undercurrent.evaluation.diff import collect
 from undercurrent.insight.looking import Looker
 from undercurrent.insight.reading import Pipeline
@@ -48,7 +49,7 @@ def make_bench(broker, folder, assignor, **options):
     return bench
 
 
-class Traffic:
+class Traffic(Rounds):
     """Requests with a stream at each point, whose logs get their records at a different pace and in other blocks."""
 
     def __init__(self, bench, count=7):
@@ -82,14 +83,6 @@ class Traffic:
         for (name, point), left in todo:
             self._bench.write(name.encode(), [left.pop()], point=point)
         return bool(todo)
-
-    def rounds(self, count):
-        for _ in range(count):
-            self.round()
-
-    def finish(self):
-        while self.round():
-            pass
 
     def expected(self):
         """Return what a plain loop over the rows says: scores by token, and where the threshold is reached first."""

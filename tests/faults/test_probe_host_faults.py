@@ -13,6 +13,7 @@ import uuid
 import numpy as np
 import pytest
 
+from tests.faults.rounds import Rounds
 from undercurrent.evaluation.diff import collect
 from undercurrent.kafka.client import Assignor
 from undercurrent.kafka.subscriber import GroupSubscriber
@@ -41,7 +42,7 @@ def make_bench(broker, folder, assignor, partitions=3):
     return bench
 
 
-class Traffic:
+class Traffic(Rounds):
     """Streams written in rounds, so that many are open at any time; every third reaches the guard's threshold."""
 
     def __init__(self, bench, count=10, blocks=40, seed=0):
@@ -69,14 +70,6 @@ class Traffic:
             self.bench.write(name.encode(), [self._message(name, written)])
             self._written[name] += 1
         return any(written <= self.blocks + 1 for written in self._written.values())
-
-    def rounds(self, count):
-        for _ in range(count):
-            self.round()
-
-    def finish(self):
-        while self.round():
-            pass
 
     def _message(self, name, written):
         stream = self._streams[name]
@@ -243,8 +236,9 @@ def test_partitions_wait_for_the_open_transaction_of_their_last_owner(apache_bro
         assert {item.request_id for item in bench.verdicts()} == {"new"}
 
 
-def test_a_broker_that_dies_in_mid_stream_leaves_no_gap_and_no_double(tmp_path):
-    with apache_kafka() as broker, make_bench(broker, tmp_path, Assignor.COOPERATIVE_STICKY) as bench:
+@pytest.mark.parametrize("assignor", [Assignor.COOPERATIVE_STICKY, Assignor.CONSUMER])
+def test_a_broker_that_dies_in_mid_stream_leaves_no_gap_and_no_double(tmp_path, assignor):
+    with apache_kafka() as broker, make_bench(broker, tmp_path, assignor) as bench:
         config, traffic, host = in_mid_stream(bench)
         broker.kill()
         broker.start()

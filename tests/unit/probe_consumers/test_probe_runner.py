@@ -2,86 +2,19 @@
 
 from __future__ import annotations
 
-import struct
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probe_consumers.bound import Bound, command_id, set_fingerprint
-from probe_consumers.decoding import incoming
-from probe_consumers.runner import BindingRunner
-from undercurrent.codec import Codec
+from probe_consumers.bound import Bound, command_id
+from tests.unit.probe_consumers.runner_doubles import CODEC, POINT, Log, linear, python, rows, scores_of
 from undercurrent.core import Probe, ProbeAction, ProbeFactory, ProbeResult, ProbeSignal
-from undercurrent.kafka.records import Record
 from undercurrent.probes import Binding, LinearProbe, LoadedProbe
-from undercurrent.protocol.host import ProbeHost
-from undercurrent.protocol.host_events import SendAbort
 from undercurrent.protocol.host_position import Quarantined, Resume
 from undercurrent.protocol.messages import BindingMode, EndReason, VerdictAction, VerdictKind
 from undercurrent.protocol.streams import StreamId
 from undercurrent.testing.streams import StreamBuilder
-
-POINT = "residual"
-NOW_US = 1_700_000_000_000_000
-CODEC = Codec()
-
-
-def linear(weight=(1.0, 0.0, 0.0, 0.0), layer=0, threshold=1.0, mode="abort", name="guard", **fields):
-    probe = LinearProbe.from_arrays(
-        weight, 0.0, layer=layer, tensor_type="residual_stream", threshold=threshold, **fields
-    )
-    loaded = LoadedProbe(
-        factory=LinearProbe.factory(artefact=probe.artefact), sample=probe, version="1", fingerprint=probe.fingerprint
-    )
-    return Bound(Binding(name=name, point=POINT, probe="p", mode=mode), loaded)
-
-
-def python(cls, name="code", mode="abort"):
-    factory = ProbeFactory(cls)
-    loaded = LoadedProbe(factory=factory, sample=factory.spawn("", ""), fingerprint=cls.__name__)
-    return Bound(Binding(name=name, point=POINT, probe="m:C", mode=mode), loaded)
-
-
-class Log:
-    """One partition under one host."""
-
-    def __init__(self, *bounds, emitted_up_to=0):
-        self.runner = BindingRunner(bounds, "service", lambda: NOW_US)
-        self.host = ProbeHost(POINT, set_fingerprint(bounds), self.runner, abort_max_age_us=60_000_000)
-        self.host.assign([0])
-        self.host.begin(0, Resume(offset=0, emitted_up_to=emitted_up_to))
-        self.offset = 0
-
-    def append(self, *values, age_s=0):
-        """Read some records as one batch; return the aborts."""
-        batch = []
-        for value in values:
-            record = Record("t", 0, self.offset, b"k", value, NOW_US // 1000 - age_s * 1000, ())
-            batch.append(incoming(CODEC, record))
-            self.offset += 1
-        actions = self.host.records(batch, NOW_US)
-        return [action.command for action in actions if isinstance(action, SendAbort)]
-
-    def verdicts(self, *kinds):
-        found = self.host.transaction().verdicts
-        return [verdict for verdict in found if not kinds or verdict.kind in kinds]
-
-
-def rows(*firsts, layers=1, width=4):
-    values = np.zeros((len(firsts), layers, width), np.float32)
-    values[:, :, 0] = np.asarray(firsts, np.float32)[:, None]
-    return values
-
-
-def scores_of(verdicts):
-    found = []
-    for item in verdicts:
-        positions = struct.unpack(f"<{len(item.score_positions) // 4}i", item.score_positions)
-        values = np.frombuffer(item.scores, "<f4").reshape(len(positions), -1) if positions else []
-        found += [(position, *map(float, row)) for position, row in zip(positions, values, strict=True)]
-    return found
 
 
 def test_a_stream_gives_its_scores_its_signal_its_abort_and_one_result():
@@ -134,96 +67,6 @@ def test_a_watermark_never_passes_a_gap_and_the_result_counts_what_is_missing():
     assert (result.complete, result.missing, result.partial, result.clear_up_to) == (False, 2, True, 1)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_value_that_is_not_finite_is_an_error_for_that_request_alone(value, dtype):
-    class Quiet(Probe):
-        def on_activation(self, record):
-            return None
-
-        def on_end(self, ctx):
-            return ProbeResult(self.request_id, POINT, "fine")
-
-    log = Log(linear(threshold=9), python(Quiet))
-    bad, good = StreamBuilder("bad", dtype=dtype), StreamBuilder("good", dtype=dtype)
-    log.append(
-        bad.start(), good.start(), bad.block([0], rows(value)), good.block([0], rows(0.5)), bad.end(), good.end()
-    )
-    found = log.verdicts(VerdictKind.ERROR, VerdictKind.RESULT)
-    assert [(item.request_id, item.probe, item.kind) for item in found] == [
-        ("bad", "guard", "error"),
-        ("bad", "code", "error"),
-        ("good", "guard", "result"),
-        ("good", "code", "result"),
-    ]
-    assert all("not finite" in item.error for item in found[:2])
-
-
-def test_a_probe_that_raises_ends_as_one_error_for_that_request_alone():
-    class Picky(Probe):
-        def on_activation(self, record):
-            if record.request_id == "bad" and record.token_pos == 1:
-                raise KeyError("boom")
-            return ProbeSignal(score=float(record.tensor[0]))
-
-        def on_end(self, ctx):
-            return ProbeResult(self.request_id, POINT, "done", metadata={"score": 3})
-
-    log, bad, good = Log(python(Picky)), StreamBuilder("bad"), StreamBuilder("good")
-    for stream in (bad, good):
-        log.append(stream.start(), stream.block([0, 1], rows(1, 2)), stream.block([2], rows(3)), stream.end())
-    found = log.verdicts()
-    assert [(item.request_id, item.kind) for item in found] == [
-        ("bad", "error"),
-        ("good", "watermark"),
-        ("good", "result"),
-    ]
-    assert found[0].error == "KeyError: 'boom'"
-    assert scores_of([found[1]]) == [(0, 1.0), (1, 2.0), (2, 3.0)]
-    assert (found[2].verdict, found[2].score) == ("done", 3.0)
-
-
-def test_a_batch_score_that_raises_fails_the_guilty_stream_alone():
-    class Fussy(LinearProbe):
-        def score(self, rows):
-            if (np.asarray(rows, np.float32)[:, 1] > 0).any():
-                raise RuntimeError("cannot")
-            return super().score(rows)
-
-    probe = Fussy(linear(threshold=9).loaded.sample.artefact)
-    loaded = LoadedProbe(factory=ProbeFactory(Fussy, {"artefact": probe.artefact}), sample=probe, fingerprint="f")
-    log = Log(Bound(Binding(name="guard", point=POINT, probe="p"), loaded))
-    bad, good = StreamBuilder("bad"), StreamBuilder("good")
-    log.append(
-        bad.start(), good.start(), good.block([0], rows(0.5)), bad.block([0], [0, 1, 0, 0]), bad.end(), good.end()
-    )
-    found = log.verdicts(VerdictKind.ERROR, VerdictKind.RESULT)
-    assert [(item.request_id, item.kind) for item in found] == [("bad", "error"), ("good", "result")]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "named"),
-    [
-        ({"layers": (1,)}, "layer 0"),
-        ({"width": 5}, "width 4"),
-        ({"tensor_type": "mlp_out"}, "tensor_type"),
-        ({"model_fingerprint": "other"}, "model_fingerprint"),
-    ],
-)
-def test_a_stream_that_the_probe_was_not_fitted_for_is_refused_before_the_first_score(wrong, named):
-    log = Log(linear(fingerprints={"model": "mine"}))
-    fields = {"model_fingerprint": "mine", **wrong}
-    stream = StreamBuilder("r", **fields)
-    log.append(stream.start(), stream.block([0], np.zeros((1, 1, stream.width))), stream.end())
-    [refused] = log.verdicts()
-    assert (refused.kind, refused.source_offset) == (VerdictKind.ERROR, 0)
-    assert named in refused.error
-    assert named in log.runner.refusals["guard"]
-    taken = StreamBuilder("s", model_fingerprint="mine")
-    log.append(taken.start())
-    assert log.runner.refusals == {}
-
-
 def test_one_abort_and_one_flag_at_most_per_stream_and_binding():
     class Eager(Probe):
         def on_activation(self, record):
@@ -237,19 +80,6 @@ def test_one_abort_and_one_flag_at_most_per_stream_and_binding():
     assert [command.token_pos for command in commands] == [3]
     signals = log.verdicts(VerdictKind.SIGNAL)
     assert [(item.action, item.token_pos, item.layer) for item in signals] == [("flag", 0, 0), ("abort", 3, 0)]
-
-
-def test_a_probe_that_returns_nonsense_is_an_error_not_a_crash():
-    class Odd(Probe):
-        def on_activation(self, record):
-            return ProbeSignal(ProbeAction.FLAG, token_pos="seven")
-
-        def on_end(self, ctx):
-            return None
-
-    log, stream, empty = Log(python(Odd)), StreamBuilder("r"), StreamBuilder("s")
-    log.append(stream.start(), stream.block([0], rows(0)), stream.end(), empty.start(), empty.end())
-    assert [item.kind for item in log.verdicts()] == ["error", "error"]
 
 
 def test_shards_are_judged_once_all_of_them_are_known():
