@@ -90,6 +90,7 @@ class Sweeper:
         self._again_s = again_s
         self._writer: TransactionalWriter | None = None
         self._aftermath = Aftermath(due=False)
+        self._joined = False  # others may have the partitions that wait for what this one left
         self._settle_s = 0.0  # when that is tried, if it is due
         self._known_s = time.monotonic()  # when the group's position was known, or nobody asked for it
         self._taking: set[Partition] = set()
@@ -118,6 +119,7 @@ class Sweeper:
 
     def on_assigned(self, partitions: list[Partition]) -> None:
         """Begin where the group has come to, outside the callback."""
+        self._joined = True
         self._forget(partitions)
         self._taking.update(partitions)
 
@@ -159,7 +161,7 @@ class Sweeper:
             if sum(len(found.letter.value or b"") for found in self._found) > _MOST_BYTES:
                 self._write(subscriber)
         self._see_problems(subscriber)
-        if self._aftermath.due and subscriber.assigned and time.monotonic() >= self._settle_s:
+        if self._aftermath.due and self._joined and time.monotonic() >= self._settle_s:
             self._settle(subscriber)
         if self._found:
             self._write(subscriber)
@@ -283,6 +285,7 @@ class Sweeper:
 
     def _begin_anew(self) -> None:
         self._drop_writer()
+        self._joined = False
         self._taking, self._read, self._found, self._plain = set(), {}, [], 0
 
     def _drop_writer(self) -> None:
