@@ -1,10 +1,13 @@
 """What capture and publishing cost the engine: paired visits of real vLLM with and without them.
 
-    KAFKA_HOME=... python -m benchmarks.engine_overhead [--seconds 10] [--pairs 20] [--seed 1]
+    KAFKA_HOME=... python -m benchmarks.engine_overhead [--seconds 10] [--pairs 20] [--warm-up 90] [--seed 1]
 
 All engines are resident; those that are not visited are stopped (SIGSTOP). Each variant's visit stands between two
 visits of the plain engine, in an order that is shuffled each round, until the 95 % interval of its median ratio lies
 within +-0.03 or there are `--pairs` of them. The last line is one JSON object. Figures are ratios of one run.
+
+Before the first visit that counts, visits are published for `--warm-up` seconds: a broker that started a moment ago
+compiles its code meanwhile and costs two to three times as much CPU per record as one that has served for some minutes.
 
 After each visit that is published, a consumer reads the topic: what the engine computed, what the broker acknowledged
 and what it read are equal to the last activation, and nothing was dropped, or the run ends.
@@ -87,6 +90,17 @@ class Bench:
             rate = _rate(self._visit(self.tapped["all"], captured=False))
             return rate, rate
         return self._control()
+
+    def warm_up(self, seconds: float) -> None:
+        """Publish for a while, and forget the figures."""
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            self.visit("publish_all")
+            print(
+                f"warming up   {self.cost['publish_all'][-1]['broker_us_per_token']:8.1f} us of broker per token",
+                flush=True,
+            )
+        self.cost.clear()
 
     def record(self) -> None:
         """Keep the frames of one visit with all layers, for the control."""
@@ -234,7 +248,7 @@ def _rate(answer: dict[str, Any]) -> float:
 
 
 def run(
-    bench: Bench, variants: list[str], pairs: int, seed: int
+    bench: Bench, variants: list[str], pairs: int, seed: int, warm_up_s: float
 ) -> tuple[dict[str, Ratios], dict[str, Ratios], Ratios]:
     """Visit until every variant is settled; return ratios at the last token, at the last ack, and to the control."""
     order = random.Random(seed)
@@ -244,6 +258,7 @@ def run(
     for name in LAYERS_OF:
         bench.visit(f"null_{name}")
     bench.record()
+    bench.warm_up(warm_up_s)
     before = {wide: bench.visit_plain(WIDE if wide else "") for wide in (False, True)}
     while open_variants := [v for v in variants if not last[v].settled(0.03, pairs)]:
         # The control's ratio is taken in the same round as the variant's that it is for.
@@ -317,6 +332,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="load of one visit")
     parser.add_argument("--pairs", type=int, default=20, help="most pairs of a variant")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--warm-up", type=float, default=90.0, help="seconds of publishing before the first pair")
     parser.add_argument("--seed", type=int, default=1, help="of the order")
     options = parser.parse_args()
     with ExitStack() as stack:
@@ -326,7 +342,7 @@ def main() -> None:
         broker = stack.enter_context(apache_kafka())
         bench = Bench(broker, model, wide, folder, options.seconds)
         stack.callback(bench.close)
-        last, acked, to_control = run(bench, options.variants, options.pairs, options.seed)
+        last, acked, to_control = run(bench, options.variants, options.pairs, options.seed, options.warm_up)
         print(json.dumps(summary(bench, last, acked, to_control)))
 
 
