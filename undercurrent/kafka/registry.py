@@ -181,7 +181,8 @@ class Registry:
         if schema_id in self._texts:
             return True
         with self._lock:
-            if self._refusal(schema_id) is not None:
+            # It may have been answered since: under the lock whatever is known is no longer wanted.
+            if schema_id in self._texts or self._refusal(schema_id) is not None:
                 return True
             left_s = min(YOUNG_S, YOUNG_S - (self._now_ms() - appended_ms) / 1000) if appended_ms >= 0 else 0.0
             until_s = self._clock() + left_s
