@@ -5,15 +5,14 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.undercurrent.protocol.host_oracle import PlainReader, read_outputs
 from tests.unit.undercurrent.protocol.host_world import (
     FINGERPRINT,
     POINT,
     CountingRunner,
-    PlainReader,
     block,
     ended,
     invalidated,
-    read_outputs,
     started,
 )
 from undercurrent.protocol.host import ProbeHost

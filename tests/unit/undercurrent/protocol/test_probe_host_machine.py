@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.unit.undercurrent.protocol.host_oracle import PlainReader, read_outputs
 from tests.unit.undercurrent.protocol.host_world import (
     FINGERPRINT,
     KILLER,
@@ -17,11 +18,9 @@ from tests.unit.undercurrent.protocol.host_world import (
     CountingRunner,
     DeathError,
     Member,
-    PlainReader,
     block,
     ended,
     invalidated,
-    read_outputs,
     started,
 )
 from undercurrent.protocol.host import ProbeHost

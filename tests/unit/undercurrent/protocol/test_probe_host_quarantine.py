@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.unit.undercurrent.protocol.host_oracle import read_outputs
 from tests.unit.undercurrent.protocol.host_world import (
     FINGERPRINT,
     KILLER,
@@ -12,7 +13,6 @@ from tests.unit.undercurrent.protocol.host_world import (
     DeathError,
     block,
     ended,
-    read_outputs,
     started,
 )
 from undercurrent.protocol.host import ProbeHost

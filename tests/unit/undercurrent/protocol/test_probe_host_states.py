@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.undercurrent.protocol.host_oracle import read_outputs
 from tests.unit.undercurrent.protocol.host_world import (
     FINGERPRINT,
     POINT,
@@ -16,7 +17,6 @@ from tests.unit.undercurrent.protocol.host_world import (
     block,
     ended,
     invalidated,
-    read_outputs,
     started,
 )
 from undercurrent.codec import BlockDecoder, Codec

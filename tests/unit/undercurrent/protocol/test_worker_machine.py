@@ -9,7 +9,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from tests.unit.undercurrent.protocol.worker_world import PARTITIONS, Worker, World
+from tests.unit.undercurrent.protocol.worker_oracle import PARTITIONS
+from tests.unit.undercurrent.protocol.worker_process import Worker
+from tests.unit.undercurrent.protocol.worker_world import World
 from undercurrent.protocol.worker_types import Defect
 
 pick = st.integers(0, 1 << 16)
