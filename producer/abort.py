@@ -12,22 +12,15 @@ the control topic whatever becomes of who wrote it; the first answer in log orde
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
-from typing import Self
+from collections.abc import Iterable, Iterator
 
-from producer.client import FETCH_RECORDS, POLL_S
-from producer.connection import Connection, KafkaConnection
+from producer.connection import FETCH_RECORDS, POLL_S, Client
 from producer.prompts import new_request_id
-from producer.settings import ProducerSettings
-from undercurrent.codec.avro import Codec
 from undercurrent.errors import ConfigError, DecodeError, ProbingError, TopicError, UnreachableError
 from undercurrent.kafka.publisher import Delivery
 from undercurrent.kafka.records import Partition
 from undercurrent.protocol.control import MAX_REASON_CHARS
 from undercurrent.protocol.messages import AckOutcome, CommandKind, CommandSource, ControlAck, ControlCommand
-from undercurrent.subjects import codec_of
-from undercurrent.topics import TopicPlan
 
 
 class AbortError(ProbingError):
@@ -43,48 +36,22 @@ class AbortError(ProbingError):
         super().__init__(f"abort of {request_id}: {reason}")
 
 
-class Aborter:
-    """Writes an operator's commands and hears the answers. One thread uses it.
-
-    Args:
-        settings: configuration.
-        connection: the clients; those of `settings.kafka` when not given.
-        codec: encodes and decodes messages.
-        now_us: microseconds since the Unix epoch.
+class Aborter(Client):
+    """Writes an operator's commands and hears the answers. One thread uses it; see `Client` for its arguments.
 
     Raises:
         TopicError: a control topic is missing, or is none of one partition.
         UnreachableError: no broker answers.
     """
 
-    def __init__(
-        self,
-        settings: ProducerSettings,
-        *,
-        connection: Connection | None = None,
-        codec: Codec | None = None,
-        now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
-    ) -> None:
-        self._settings = settings
-        self._connection = connection or KafkaConnection(settings)
-        self._now_us = now_us
-        plan = TopicPlan(prefix=settings.prefix)
-        self._codec = codec or codec_of(settings.kafka, plan)
-        self._control, self._acks = Partition(plan.control, 0), Partition(plan.acks, 0)
+    def _begin(self) -> None:
+        self._control, self._acks = Partition(self._topics.control, 0), Partition(self._topics.acks, 0)
         for where in (self._control, self._acks):
             found = len(self._connection.lookup.partitions(where.topic))
             if found != 1:
                 raise TopicError(f"{where.topic} has {found} partitions; commands have one order only where it is 1")
         # An answer is always written after its command: whoever reads from here misses none.
         self._start = self._connection.lookup.end([self._acks])[self._acks]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def send(self, request_id: str, *, reason: str, index: int | None = None) -> ControlCommand:
         """Command the end of a request; return the command when the broker has it.
@@ -149,9 +116,9 @@ class Aborter:
         finally:
             reader.close()
 
-    def close(self) -> None:
-        """End the clients."""
-        self._connection.writer.close(1.0)
+    def close(self, timeout_s: float | None = 1.0) -> None:
+        """End the clients; each command has been waited for."""
+        super().close(timeout_s)
 
     def _write(self, command: ControlCommand) -> None:
         delivered: list[Delivery] = []

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
-from producer.connection import Connection, KafkaConnection, Reader
+from producer.connection import FETCH_RECORDS, POLL_S, Client, Reader
 from producer.follow import Follower
 from producer.prompts import Prompt, check
 from producer.requeue import requeued
-from producer.settings import ProducerSettings
-from undercurrent.codec.avro import Codec
 from undercurrent.errors import ConfigError, ProbingError, TopicError, UnreachableError
 from undercurrent.kafka.events import PartitionEvent, PartitionProblem
 from undercurrent.kafka.publisher import Delivery, DeliveryError
 from undercurrent.kafka.records import Partition, Record
 from undercurrent.protocol.labels import label_key
 from undercurrent.protocol.messages import GenerationEvent, Label, PromptRequest
-from undercurrent.subjects import codec_of
-from undercurrent.topics import TopicPlan, partition_of
+from undercurrent.topics import partition_of
 
 logger = logging.getLogger(__name__)
-
-POLL_S = 0.1
-FETCH_RECORDS = 500
 
 
 class SubmitError(ProbingError):
@@ -42,47 +35,21 @@ class SubmitError(ProbingError):
         super().__init__(f"prompt {request_id}: {reason}")
 
 
-class PromptProducer:
-    """Sends prompts and follows what becomes of them. One thread uses it.
-
-    Args:
-        settings: configuration.
-        connection: the clients; those of `settings.kafka` when not given.
-        codec: encodes and decodes messages.
-        now_us: microseconds since the Unix epoch.
+class PromptProducer(Client):
+    """Sends prompts and follows what becomes of them. One thread uses it; see `Client` for its arguments.
 
     Raises:
         TopicError: the prompts topic is missing, or has not the configured number of partitions.
         UnreachableError: no broker answers.
     """
 
-    def __init__(
-        self,
-        settings: ProducerSettings,
-        *,
-        connection: Connection | None = None,
-        codec: Codec | None = None,
-        now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
-    ) -> None:
-        self._settings = settings
-        self._connection = connection or KafkaConnection(settings)
-        self._codec = codec or codec_of(settings.kafka, TopicPlan(prefix=settings.prefix))
-        self._now_us = now_us
-        self._topics = TopicPlan(prefix=settings.prefix)
+    def _begin(self) -> None:
         self._partitions = self._count_partitions()
         # An answer is always written after its prompt: whoever reads from here misses nothing of what is sent below.
         self._starts = self._connection.lookup.end([(self._topics.generations, n) for n in range(self._partitions)])
         self._pending: set[str] = set()
         self._failed: dict[str, str] = {}
         self._offsets: dict[str, int] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def pending(self) -> int:
@@ -194,10 +161,6 @@ class PromptProducer:
                     self._mend(reader, problem)
         finally:
             reader.close()
-
-    def close(self, timeout_s: float | None = None) -> None:
-        """Wait for acknowledgements, then end the clients."""
-        self._connection.writer.close(self._settings.send_timeout_s if timeout_s is None else timeout_s)
 
     def _whole(self, where: Partition) -> Iterator[Record]:
         """Yield every record of a partition up to its present end."""

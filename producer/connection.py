@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Protocol
+import time
+from collections.abc import Callable, Collection, Mapping
+from types import TracebackType
+from typing import Protocol, Self
 
 from producer.settings import ProducerSettings
+from undercurrent.codec.avro import Codec
 from undercurrent.kafka.events import PartitionEvent
 from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.publisher import DeliveryError, OnDelivery, Publisher
 from undercurrent.kafka.reader import AssignedReader
 from undercurrent.kafka.records import Partition, Record
+from undercurrent.subjects import codec_of
+from undercurrent.topics import TopicPlan
+
+POLL_S = 0.1
+FETCH_RECORDS = 500
 
 
 class Writer(Protocol):
@@ -87,3 +95,48 @@ class KafkaConnection:
     def reader(self, starts: Mapping[tuple[str, int], int]) -> Reader:
         """Return a reader of some partitions from some offsets on."""
         return AssignedReader(self._kafka, starts)
+
+
+class Client:
+    """What both sides of a producer begin with: the clients, the codec, the topics. One thread uses it.
+
+    Args:
+        settings: configuration.
+        connection: the clients; those of `settings.kafka` when not given.
+        codec: encodes and decodes messages.
+        now_us: microseconds since the Unix epoch.
+
+    Raises:
+        TopicError: a topic is missing, or has not the number of partitions that it must have.
+        UnreachableError: no broker answers.
+    """
+
+    def __init__(
+        self,
+        settings: ProducerSettings,
+        *,
+        connection: Connection | None = None,
+        codec: Codec | None = None,
+        now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+    ) -> None:
+        self._settings = settings
+        self._connection = connection or KafkaConnection(settings)
+        self._topics = TopicPlan(prefix=settings.prefix)
+        self._codec = codec or codec_of(settings.kafka, self._topics)
+        self._now_us = now_us
+        self._begin()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Wait for acknowledgements, `send_timeout_s` by default, then end the clients."""
+        self._connection.writer.close(self._settings.send_timeout_s if timeout_s is None else timeout_s)
+
+    def _begin(self) -> None:
+        """Look at the topics, when all else is there."""
