@@ -11,6 +11,7 @@ import typer
 from undercurrent.cli.options import Bootstrap, ConfigFile, PointsFile
 from undercurrent.cli.planning import plan_of
 from undercurrent.cli.tables import moment, write_table
+from undercurrent.counts import counted
 from undercurrent.errors import ConfigError
 
 app = typer.Typer(help="Which engines there are; take one away for good.", no_args_is_help=True, add_completion=False)
@@ -90,4 +91,6 @@ def retire(
         names = ", ".join(sorted(known)) or "none"
         raise ConfigError(f"no engine {name!r} has started as far back as {plan.acks} is kept; known: {names}")
     retired = retire_engine(kafka, plan, name)
-    sys.stdout.write(f"{name}: retired as incarnation {retired.incarnation}, in {retired.partitions} partitions\n")
+    sys.stdout.write(
+        f"{name}: retired as incarnation {retired.incarnation}, in {counted(retired.partitions, 'partition')}\n"
+    )

@@ -11,6 +11,7 @@ from typing import Any
 from engine_worker.publisher_reports import count_report
 from engine_worker.stall import StallClock
 from undercurrent.capture.ring import Ring
+from undercurrent.counts import counted
 from undercurrent.errors import EngineDeadError, ProbingError, TopicError
 from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.records import Partition, Record
@@ -150,7 +151,7 @@ class Observer:
             self._looked_s = now_s
             self._set_gauges(core)
         if self._stall.stalled(self._steps(), now_s, busy=running > 0):
-            self._state = f"the engine has {running} requests and took no step for {self._stall.limit_s:g} s"
+            self._state = f"the engine has {counted(running, 'request')} and took no step for {self._stall.limit_s:g} s"
             return EngineDeadError(self._state)
         return None
 

@@ -32,6 +32,7 @@ from undercurrent.cli.evaluation_options import (
 )
 from undercurrent.cli.grouping import with_options
 from undercurrent.cli.probe_options import OutFolder, options_named
+from undercurrent.counts import counted
 from undercurrent.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -127,9 +128,11 @@ def _judged(probe: str, data: Dataset, case: Case) -> Report:
 
 def _tell(found: Comparison) -> None:
     console = plain_console()
-    console.print(f"{found.first} minus {found.second}, on {found.n:,} requests of both test parts", markup=False)
+    console.print(
+        f"{found.first} minus {found.second}, on {counted(found.n, 'request')} of both test parts", markup=False
+    )
     rows = (("AUROC", found.auroc, None), ("TPR", found.tpr, found.positives), ("FPR", found.fpr, found.negatives))
     for name, figure, test in rows:
         chance = "" if test is None or test.p is None else f", McNemar p = {test.p:.3g}"
         console.print(f"{name} {figure}{chance}", markup=False)
-    console.print(f"they disagree on {len(found.disagreements):,} requests", markup=False)
+    console.print(f"they disagree on {counted(len(found.disagreements), 'request')}", markup=False)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from undercurrent.counts import counted
 from undercurrent.evaluation.dataset_split import PARTS
 
 
@@ -23,7 +24,7 @@ def told(folder: Path, manifest: Mapping[str, Any]) -> str:
 def _lines(folder: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
     counts, source, split = manifest["counts"], manifest["source"], manifest["split"]
     size = sum(facts["bytes"] for facts in manifest["files"].values())
-    yield f"{folder}: {counts['requests']} requests, {counts['rows']} rows, {size / 1e6:.1f} MB"
+    yield f"{folder}: {counted(counts['requests'], 'request')}, {counted(counts['rows'], 'row')}, {size / 1e6:.1f} MB"
     for point, kinds in manifest["points"].items():
         for kind in kinds:
             rows = f"{kind['row_shape'] or [kind['width']]} {kind['dtype']}"
@@ -31,19 +32,20 @@ def _lines(folder: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
     parts = ", ".join(f"{part} {counts['requests_by_split'].get(part, 0)}" for part in PARTS)
     yield f"  split by {split['group_by']}: {parts}"
     if split["ungrouped"]:
-        yield f"  {split['ungrouped']} streams have no {split['group_by']!r}: each of their requests is its own group"
+        bare = counted(split["ungrouped"], "stream")
+        yield f"  {bare} without {split['group_by']!r}: each of their requests is its own group"
     yield from _duplicates(split.get("duplicates"))
     for name, values in counts["requests_by_label"].items():
         yield f"  label {name}: " + ", ".join(f"{value} {count}" for value, count in sorted(values.items()))
     if counts["void_requests"]:
-        yield f"  {counts['void_requests']} attempts are void: another one counts"
+        yield f"  {counted(counts['void_requests'], 'attempt is', 'attempts are')} void: another one counts"
     for point, count in source.get("without_token_ids", {}).items():
         if count:
-            yield f"  {point}: no token ids were recorded of {count} positions (token_ids: false)"
+            yield f"  {point}: no token ids were recorded of {counted(count, 'position')} (token_ids: false)"
     yield from _gone(source["topics"])
     yield from _left_out(source)
     if manifest["test_reads"]:
-        yield f"  the test part was read {len(manifest['test_reads'])} times"
+        yield f"  the test part was read {counted(len(manifest['test_reads']), 'time')}"
 
 
 def _duplicates(found: Mapping[str, Any] | None) -> Iterator[str]:
@@ -51,8 +53,8 @@ def _duplicates(found: Mapping[str, Any] | None) -> Iterator[str]:
         return
     done = "left in two parts" if found["kept"] else f"{found['moved']} moved, so that each is in one part"
     yield (
-        f"  {found['near_across']} requests share their prompt ({found['exact_across']}), or 13 words in a row of it, "
-        f"with one that was drawn for another part: {done}"
+        f"  {counted(found['near_across'], 'request shares its', 'requests share their')} prompt "
+        f"({found['exact_across']}), or 13 words in a row of it, with one that was drawn for another part: {done}"
     )
 
 
@@ -66,7 +68,7 @@ def _gone(topics: Mapping[str, Any]) -> Iterator[str]:
             if part["deleted"] is None:
                 yield f"  {topic}[{number}]: retention has deleted records of the time asked for"
             elif part["deleted"]:
-                yield f"  {topic}[{number}]: retention has deleted the first {part['deleted']} offsets"
+                yield f"  {topic}[{number}]: retention has deleted the first {counted(part['deleted'], 'offset')}"
 
 
 def _left_out(source: Mapping[str, Any]) -> Iterator[str]:
@@ -74,12 +76,12 @@ def _left_out(source: Mapping[str, Any]) -> Iterator[str]:
         cut = left["started_before_the_range"]
         if cut["requests"]:
             yield (
-                f"  {point}: {cut['requests']} requests ({cut['records']} records) are left out: they started before "
-                "what was read"
+                f"  {point}: {counted(cut['requests'], 'request')} ({counted(cut['records'], 'record')}) left out: "
+                "started before what was read"
             )
         for cause, count in left["strays"].items():
-            yield f"  {point}: {count} records are left out: {cause}"
+            yield f"  {point}: {counted(count, 'record')} left out: {cause}"
         if left["undecodable"]:
-            yield f"  {point}: {left['undecodable']} records cannot be read"
+            yield f"  {point}: {counted(left['undecodable'], 'record')} cannot be read"
     for topic, count in source["undecodable"].items():
-        yield f"  {topic}: {count} records cannot be read"
+        yield f"  {topic}: {counted(count, 'record')} cannot be read"

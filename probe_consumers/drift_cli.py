@@ -17,6 +17,7 @@ from undercurrent.cli.grouping import with_options
 from undercurrent.cli.probe_options import options_named
 from undercurrent.cli.progress import progress
 from undercurrent.cli.tables import moment, write_table
+from undercurrent.counts import counted
 from undercurrent.probes.drift import FIGURES, WINDOW_REQUESTS
 
 if TYPE_CHECKING:
@@ -70,13 +71,17 @@ def _show(report: DriftReport, window: int) -> None:
         rows.append({"window": "limit", "from (UTC)": "", **{name: f"{limits[name]:.3g}" for name in FIGURES}})
     write_table(rows)
     if report.left or not rows:
-        sys.stdout.write(f"the last {report.left} requests: n/a (needs >= {window:,} requests, has {report.left:,})\n")
+        sys.stdout.write(
+            f"the last {counted(report.left, 'request')}: n/a (needs >= {window:,} requests, has {report.left:,})\n"
+        )
     for error, count in report.errors.items():
-        sys.stdout.write(f"{count} requests are left out: {error}\n")
+        sys.stdout.write(f"{counted(count, 'request')} left out: {error}\n")
     raised = sum(len(found["raised"]) for found in report.windows)
     if rows:
-        mark = ", each marked with !" if raised else ""
-        sys.stdout.write(f"{raised} figures of {len(report.windows)} windows are beyond their limits{mark}\n")
+        mark = ", marked with !" if raised else ""
+        sys.stdout.write(
+            f"{counted(raised, 'figure')} of {counted(len(report.windows), 'window')} beyond the limits{mark}\n"
+        )
 
 
 def _row(name: str, found: Mapping[str, Any]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from undercurrent.cli.options import Bootstrap, ConfigFile, Prefix
+from undercurrent.counts import counted
 
 if TYPE_CHECKING:
     from undercurrent.evaluation.labels import LabelRow
@@ -128,5 +129,5 @@ def _write(
         sys.stdout.write(line + "\n")
     for line in result.unaligned:
         sys.stderr.write(f"not aligned, left out: {line}\n")
-    sys.stdout.write(f"{count} labels written to {topic.name}\n")
+    sys.stdout.write(f"{counted(count, 'label')} written to {topic.name}\n")
     return 1 if result.unaligned else 0

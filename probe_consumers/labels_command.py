@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from undercurrent.codec import Codec
+from undercurrent.counts import counted
 from undercurrent.errors import DatasetError, DecodeError, UnreachableError
 from undercurrent.evaluation.labels import LabelRow, joined, key_of
 from undercurrent.evaluation.spans import Generated, SpanMapper
@@ -141,5 +142,6 @@ def write_labels(publisher: Publisher, topic: str, partitions: int, labels: Iter
         count += 1
     left = publisher.flush(_FLUSH_S)
     if left or failed:
-        raise UnreachableError(f"{topic}: {left + len(failed)} of {count} labels were not acknowledged: {failed[:1]}")
+        why = failed[0] if failed else f"no answer in {_FLUSH_S:g} s"
+        raise UnreachableError(f"{topic}: {left + len(failed):,} of {counted(count, 'label')} not acknowledged: {why}")
     return count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from undercurrent.counts import counted
 from undercurrent.errors import CodecError
 from undercurrent.kafka.records import Record
 
@@ -33,9 +34,5 @@ class PassedOver:
         if not self.count:
             return ""
         named = "; ".join(self.first) + ("; ..." if self.count > len(self.first) else "")
-        left = (
-            "1 record cannot be read and counts"
-            if self.count == 1
-            else f"{self.count} records cannot be read and count"
-        )
+        left = counted(self.count, "record cannot be read and counts", "records cannot be read and count")
         return f"{left} for nothing: {named}"

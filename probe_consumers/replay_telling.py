@@ -9,6 +9,7 @@ from typing import Any
 from probe_consumers.passed_over import PassedOver
 from probe_consumers.replay_command import REPORT, ReplayResult
 from probe_consumers.replay_merge import STARTED_BEFORE, SUMMARY, UNFINISHED
+from undercurrent.counts import counted
 
 _NAMED = 5
 
@@ -21,28 +22,32 @@ def told(out: Path, result: ReplayResult) -> str:
 def _lines(out: Path, result: ReplayResult) -> Iterator[str]:
     summary = result.summary
     records = summary["records"]
-    yield f"{records['read']} records ({records['bytes'] / 1e6:.1f} MB), {summary['scores']} scores"
+    size = f"{records['bytes'] / 1e6:.1f} MB"
+    yield f"{counted(records['read'], 'record')} ({size}), {counted(summary['scores'], 'score')}"
     if summary["requests"] is not None:
-        yield f"  of {summary['requests']} requests; {records['of_other_requests']} records are of others"
+        others = counted(records["of_other_requests"], "record is", "records are")
+        yield f"  of {counted(summary['requests'], 'request')}; {others} of others"
     yield from _gone(summary)
     for name, probe in summary["by_probe"].items():
         said = ", ".join(f"{verdict} {count}" for verdict, count in probe["verdicts"].items()) or "none"
-        yield f"  {name}: {probe['streams']} streams: {said}" + (
+        yield f"  {name}: {counted(probe['streams'], 'stream')}: {said}" + (
             f"; errors {probe['errors']}" if probe["errors"] else ""
         )
     if result.diff is not None:
         diff = result.diff
-        state = "empty" if diff.empty else "equal" if diff.equal else f"{diff.differences_total} differences"
+        state = "empty" if diff.empty else "equal" if diff.equal else counted(diff.differences_total, "difference")
         against = "nobody" if result.service is None else result.service
         yield (
-            f"compared with {against}: {diff.verdicts_compared} verdicts and {diff.scores_compared} scores: {state} "
-            f"(largest difference {diff.max_abs_diff:g}, {diff.decisions_changed} decisions changed)"
+            f"compared with {against}: {counted(diff.verdicts_compared, 'verdict')} and "
+            f"{counted(diff.scores_compared, 'score')}: {state} "
+            f"(largest difference {diff.max_abs_diff:g}, {counted(diff.decisions_changed, 'decision')} changed)"
         )
         if diff.not_judged_yet:
             named = list(dict.fromkeys(name.request_id for name in diff.waiting))
             more = " ..." if len(named) > _NAMED else ""
             yield (
-                f"  {diff.not_judged_yet} results are not judged yet by {against}, which has not come to them: "
+                f"  {counted(diff.not_judged_yet, 'result is', 'results are')} not judged yet by {against}, which has "
+                "not come that far: "
                 f"{', '.join(named[:_NAMED])}{more}"
             )
         if diff.unreadable:
@@ -54,13 +59,13 @@ def _lines(out: Path, result: ReplayResult) -> Iterator[str]:
 def _gone(summary: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is not in the results, and why."""
     for number, gone in summary["deleted"].items():
-        count = "an unknown number of" if gone["offsets"] is None else str(gone["offsets"])
+        count = "an unknown number of" if gone["offsets"] is None else f"{gone['offsets']:,}"
         left = "nothing is left" if gone["left_from"] is None else f"what is left begins at {gone['left_from']}"
         yield f"  partition {number}: retention has deleted {count} offsets; {left}"
     cut = summary["cut"]
     if cut[STARTED_BEFORE]["count"]:
-        yield f"  {cut[STARTED_BEFORE]['count']} streams started before the range: not judged"
+        yield f"  {counted(cut[STARTED_BEFORE]['count'], 'stream')} started before the range: not judged"
     if cut[UNFINISHED]["count"]:
-        yield f"  {cut[UNFINISHED]['count']} streams are open at its end: no result"
+        yield f"  {counted(cut[UNFINISHED]['count'], 'stream')} open at its end: no result"
     for cause, count in summary["records"]["left_out"].items():
-        yield f"  {count} records are left out: {cause}"
+        yield f"  {counted(count, 'record')} left out: {cause}"

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from undercurrent.cli.options import Bootstrap, ServiceConfig
+from undercurrent.counts import counted
 
 app = typer.Typer(add_completion=False)
 
@@ -90,13 +91,15 @@ def shadow(
     if pairs.passed_over.count:
         sys.stdout.write(f"\n{pairs.passed_over.told()}\n")
     if report.failed:
-        sys.stdout.write(f"\n{report.failed} requests left out: an error, or no verdict of the deployed version\n")
+        sys.stdout.write(
+            f"\n{counted(report.failed, 'request')} left out: an error, or no verdict of the deployed version\n"
+        )
     apart = report.disagreements
     if pairs.alone:
         ids = sorted(row.request_id for row in judged if row.candidate_acts)
         sys.stdout.write(f"\nit acts on{_more(len(ids))}: {', '.join(ids[:_LISTED]) or 'none'}\n")
     elif apart:
-        sys.stdout.write(f"\nthey differ on {len(apart)} requests{_more(len(apart))}:\n")
+        sys.stdout.write(f"\nthey differ on {counted(len(apart), 'request')}{_more(len(apart))}:\n")
         columns = ("request_id", "label", "deployed_acts", "candidate_acts", "deployed_score", "candidate_score")
         write_table([{column: row[column] for column in columns} for row in apart[:_LISTED]])
 

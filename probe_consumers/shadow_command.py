@@ -10,6 +10,7 @@ from typing import Any
 from probe_consumers.passed_over import PassedOver
 from probe_consumers.replay_select import Told
 from undercurrent.codec import Codec
+from undercurrent.counts import counted
 from undercurrent.errors import ConfigError, DecodeError
 from undercurrent.evaluation.dataset_tables import resolved
 from undercurrent.evaluation.shadow import Judged, ShadowRates, ShadowReport
@@ -129,7 +130,9 @@ def chosen_version(pairs: Pairs, asked: str | None, current: str | None) -> tupl
         ConfigError: there is none, or it is unclear which.
     """
     there = pairs.versions()
-    told = ", ".join(f"{version} ({print_[:12]}, {count} streams)" for (version, print_), count in there.items())
+    told = ", ".join(
+        f"{version} ({print_[:12]}, {counted(count, 'stream')})" for (version, print_), count in there.items()
+    )
     if not there:
         raise ConfigError(f"probe {pairs.probe}: nothing was judged in this range by {pairs.service}")
     fitting = [

@@ -16,6 +16,7 @@ from probe_consumers.recording_options import SOURCE_HELP, SourceOptions
 from undercurrent.cli import probe_options as common
 from undercurrent.cli.grouping import with_options
 from undercurrent.cli.progress import progress
+from undercurrent.counts import counted
 from undercurrent.errors import ConfigError, ProbeError
 
 if TYPE_CHECKING:
@@ -160,8 +161,8 @@ def told(out: Path, metrics: Mapping[str, Any]) -> Sequence[str]:
     lines = [
         f"{out}: {metrics['kind']}, layer {chosen['layer']} of {chosen['tensor_type']}, "
         f"{chosen['aggregation']['kind']} >= {figures['value']:.6g}",
-        f"fitted on {fit['requests']} requests, {fit['positives']} positive, {fit['unlabelled']} unlabelled left out; "
-        f"{fit['sampled_tokens']} of {fit['tokens']} tokens sampled",
+        f"fitted on {counted(fit['requests'], 'request')}, {fit['positives']} positive, {fit['unlabelled']} unlabelled "
+        f"left out; {fit['sampled_tokens']} of {counted(fit['tokens'], 'token')} sampled",
     ]
     for site in (metrics["choice"] or {"sites": []})["sites"]:
         lines.append(
@@ -170,9 +171,7 @@ def told(out: Path, metrics: Mapping[str, Any]) -> Sequence[str]:
         )
     for split in ("fit", "threshold"):
         if gone := metrics[split].get("not_finite"):
-            rows, requests = (
-                f"{gone[what]} {what.removesuffix('s') if gone[what] == 1 else what}" for what in ("rows", "requests")
-            )
+            rows, requests = counted(gone["rows"], "row"), counted(gone["requests"], "request")
             lines.append(f"{rows} of {requests} in the {split} split left out: a value is not finite")
     if metrics["choice"]:
         lines.append("  the best of several is optimistic until a test split has judged it")

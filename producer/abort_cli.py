@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from undercurrent.cli.options import Bootstrap, ConfigFile
+from undercurrent.counts import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -92,7 +93,7 @@ def answer_line(command: ControlCommand, ack: ControlAck) -> str:
     # By two clocks, which may differ by more than the time between.
     took = "" if applied_ms is None or applied_ms < 0 else f", {applied_ms:.0f} ms after the command"
     words = {
-        AckOutcome.APPLIED: f"applied by {ack.engine} after {ack.token_index or 0} tokens{attempt}{took}",
+        AckOutcome.APPLIED: f"applied by {ack.engine} after {counted(ack.token_index or 0, 'token')}{attempt}{took}",
         AckOutcome.ALREADY: f"already stopped by another command, says {ack.engine}",
         AckOutcome.TOO_LATE: f"too late: it had ended before, says {ack.engine}",
         AckOutcome.STALE: f"stale: it was over long before, or has no such child, says {ack.engine}",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from undercurrent.cli.options import Bootstrap, ConfigFile
+from undercurrent.counts import counted
 from undercurrent.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -283,11 +284,10 @@ def _follow(producer: PromptProducer, request_ids: Collection[str], view: View, 
         heard = now if events else heard
         if not hinted and follower.waiting and now - began > HINT_AFTER_S:
             hinted = True
-            sys.stderr.write(
-                f"[no engine worker has accepted {len(follower.waiting)} of {len(request_ids)} requests yet]\n"
-            )
+            waiting = f"{len(follower.waiting):,} of {counted(len(request_ids), 'request')}"
+            sys.stderr.write(f"[no engine worker has accepted {waiting} yet]\n")
         if timeout_s is not None and now - heard > timeout_s:
-            raise UnreachableError(f"nothing heard of {len(follower.open)} requests for {timeout_s:g} s")
+            raise UnreachableError(f"nothing heard of {counted(len(follower.open), 'request')} for {timeout_s:g} s")
     return code
 
 

@@ -11,6 +11,7 @@ from producer.connection import FETCH_RECORDS, POLL_S, Client, Reader
 from producer.follow import Follower
 from producer.prompts import Prompt, check
 from producer.requeue import requeued
+from undercurrent.counts import counted
 from undercurrent.errors import ConfigError, ProbingError, TopicError, UnreachableError
 from undercurrent.kafka.events import PartitionEvent, PartitionProblem
 from undercurrent.kafka.publisher import Delivery, DeliveryError
@@ -134,7 +135,9 @@ class PromptProducer(Client):
                 waiting = (
                     f", {len(follower.waiting)} of them not accepted by any engine worker" if follower.waiting else ""
                 )
-                raise UnreachableError(f"nothing heard of {len(follower.open)} requests for {timeout_s:g} s{waiting}")
+                raise UnreachableError(
+                    f"nothing heard of {counted(len(follower.open), 'request')} for {timeout_s:g} s{waiting}"
+                )
 
     def follower(self, request_ids: Collection[str]) -> Follower:
         """Return what follows some requests, for use with `batches`; prompts sent here are acknowledged first.
@@ -189,7 +192,7 @@ class PromptProducer(Client):
                 raise SubmitError(request_id, self._failed[request_id])
         late = len(self._pending.intersection(request_ids))
         if late:
-            raise UnreachableError(f"{late} prompts were not acknowledged in {wait_s:g} s")
+            raise UnreachableError(f"{counted(late, 'prompt was', 'prompts were')} not acknowledged in {wait_s:g} s")
 
     def _send(self, topic: str, key: str, value: bytes, partition: int) -> None:
         self._pending.add(key)

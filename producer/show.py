@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol, TextIO
 
 from undercurrent.cli.jsonl import dumps, message_dict
+from undercurrent.counts import counted
 from undercurrent.protocol.messages import GenerationEvent, GenerationKind, GuardState, Outcome
 
 SUCCEEDED = (Outcome.COMPLETED, Outcome.ABORTED)
@@ -103,7 +104,7 @@ def end_line(event: GenerationEvent) -> str:
         return f"{name}: a prompt of this id with the same content was sent before; its result follows"
     if event.kind is GenerationKind.REFUSED:
         return f"{name}: refused, another prompt has this id{_colon(event.error)}"
-    parts = [f"{name}: {event.outcome or Outcome.UNKNOWN}", f"{event.generated_tokens} tokens"]
+    parts = [f"{name}: {event.outcome or Outcome.UNKNOWN}", counted(event.generated_tokens, "token")]
     if event.abort is not None:
         by = event.abort.probe or event.abort.source
         score = "" if event.abort.score is None else f", score {event.abort.score:.3f}"

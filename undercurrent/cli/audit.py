@@ -12,6 +12,7 @@ import typer
 from undercurrent.cli.options import Bootstrap, ConfigFile, Prefix
 from undercurrent.cli.tables import moment
 from undercurrent.cli.times import parse_time
+from undercurrent.counts import counted
 
 if TYPE_CHECKING:
     from undercurrent.insight.auditing import Audited, Plan
@@ -98,8 +99,9 @@ def _write(found: Audited, plan: Plan, most: int) -> None:
     if len(found.findings) > most:
         sys.stdout.write(f"... and {len(found.findings) - most} more: --all, or --json\n")
     read = (
-        f"{counts.prompts:,} prompts, {counts.over:,} requests over, {found.under_way:,} under way, "
-        f"{counts.streams:,} streams, {counts.words:,} verdicts, {counts.letters:,} dead letters, {counts.void:,} void"
+        f"{counted(counts.prompts, 'prompt')}, {counted(counts.over, 'request')} over, {found.under_way:,} under way, "
+        f"{counted(counts.streams, 'stream')}, {counted(counts.words, 'verdict')}, "
+        f"{counted(counts.letters, 'dead letter')}, {counts.void:,} void"
     )
     if not found.findings:
         sys.stdout.write(f"Every promise is kept: {read}.\n")
@@ -107,4 +109,4 @@ def _write(found: Audited, plan: Plan, most: int) -> None:
     kinds = Counter(finding.kind.value for finding in found.findings)
     said = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
     count = len(found.findings)
-    sys.stdout.write(f"{count:,} finding{'' if count == 1 else 's'} ({said}) in {read}.\n")
+    sys.stdout.write(f"{counted(count, 'finding')} ({said}) in {read}.\n")

@@ -10,6 +10,7 @@ import typer
 from undercurrent.cli.options import Bootstrap, ConfigFile, Prefix
 from undercurrent.cli.tables import moment
 from undercurrent.cli.times import parse_time
+from undercurrent.counts import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,7 +155,7 @@ def _curves(line: TimeLine, out: Console) -> list[Text]:
         top = max(points, key=lambda item: item[1])
         low = min(score for _, score in points)
         child = f", child {index}" if index else ""
-        told = f"{probe} on {point}, attempt {attempt}{child}: {len(points)} positions from {points[0][0]} "
+        told = f"{probe} on {point}, attempt {attempt}{child}: {counted(len(points), 'position')} from {points[0][0]} "
         told += f"to {points[-1][0]}, {low:.4g} to {top[1]:.4g}, highest at {top[0]}"
         said.append(text(f"{curve.line(width)}\n{told}"))
     return said

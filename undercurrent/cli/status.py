@@ -11,6 +11,7 @@ import typer
 
 from undercurrent.cli.options import Bootstrap, ConfigFile, Prefix
 from undercurrent.cli.tables import moment
+from undercurrent.counts import counted
 from undercurrent.topics import JOIN
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def render(found: Status, wrong: list[Trouble]) -> RenderableType:
 def _heading(kind: str, group: GroupState) -> RenderableType:
     from undercurrent.cli.rendering import text
 
-    members = f"{group.members} member{'' if group.members == 1 else 's'}"
+    members = counted(group.members, "member")
     # A group that joins points reads several topics, each in a table of its own.
     said = text(f"{kind} {group.name}{f' on {group.topic}' if JOIN in group.name else ''}", "bold")
     said.append(f", {members}, {group.lag:,} behind")
@@ -210,8 +211,9 @@ def _lately(found: Status) -> list[str]:
     for point in found.points:
         delay = "" if point.delay_ms is None else f", {point.delay_ms:,.0f} ms from capture to the log at most"
         lines.append(
-            f"point {point.name} {window}: {point.records:,} records, {point.streams:,} streams ended, "
-            f"{point.broken:,} of them broken, {point.dropped:,} activations dropped{delay}"
+            f"point {point.name} {window}: {counted(point.records, 'record')}, "
+            f"{counted(point.streams, 'stream')} ended, "
+            f"{point.broken:,} of them broken, {counted(point.dropped, 'activation')} dropped{delay}"
         )
     if found.acks:
         lines.append(

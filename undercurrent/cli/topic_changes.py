@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from undercurrent import subjects
+from undercurrent.counts import counted
 from undercurrent.kafka.admin import Difference, DifferenceKind, TopicAdmin
 from undercurrent.kafka.group_admin import HEARTBEAT_INTERVAL, SESSION_TIMEOUT, GroupAdmin
 from undercurrent.kafka.settings import KafkaSettings
@@ -122,18 +123,18 @@ def summary(changes: Changes) -> str:
     """Return in one line how much was as planned."""
     every = len(changes.plan.topics())
     changed = len({difference.topic for difference in changes.topics})
-    text = f"{every - changed} of {every} topics were as planned"
+    text = f"{every - changed} of {counted(every, 'topic was', 'topics were')} as planned"
     text += f"; {changed} created or mended" if changed else ""
     mended = len({str(item.subject) for item in changes.subjects})
-    text += f"; {mended} subjects of schemas registered or mended" if mended else ""
-    return text + (f"; {len({item.group for item in changes.groups})} groups" if changes.groups else "")
+    text += f"; {counted(mended, 'subject')} of schemas registered or mended" if mended else ""
+    groups = len({item.group for item in changes.groups})
+    return text + (f"; {counted(groups, 'group')}" if groups else "")
 
 
 def _line(difference: Difference) -> str:
     match difference.kind:
         case DifferenceKind.MISSING:
-            count = difference.planned
-            return f"+ {difference.topic}: create with {count} partition{'' if count == '1' else 's'}"
+            return f"+ {difference.topic}: create with {counted(int(difference.planned), 'partition')}"
         case DifferenceKind.CONFIG:
             text = f"~ {difference.topic}: {difference.key} {difference.actual or 'not set'} -> {difference.planned}"
             return f"{text}{_consequence(difference)}"

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import binomtest
 
+from undercurrent.counts import counted
 from undercurrent.errors import EvaluationError
 from undercurrent.evaluation.figures import LEAST, Figure, needs
 from undercurrent.evaluation.inputs import POSITIVE, UNKNOWN
@@ -85,9 +86,9 @@ class Comparison:
         rows = [("AUROC", self.auroc, None), ("TPR", self.tpr, self.positives), ("FPR", self.fpr, self.negatives)]
         tests = [(*row[:2], row[2].p if row[2] else None) for row in rows]
         return (
-            f"<h3>{escape(self.first)} minus {escape(self.second)}, {self.n:,} requests</h3>"
+            f"<h3>{escape(self.first)} minus {escape(self.second)}, {counted(self.n, 'request')}</h3>"
             + grid(("figure", "difference", "p (McNemar)"), tests)
-            + f"<p>They disagree on {len(self.disagreements):,} requests.</p>"
+            + f"<p>They disagree on {counted(len(self.disagreements), 'request')}.</p>"
         )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from undercurrent.counts import counted
 from undercurrent.errors import ConfigError, EvaluationError
 from undercurrent.evaluation import dataset_scores
 from undercurrent.evaluation.dataset import Dataset, RequestBlock
@@ -271,18 +272,19 @@ def _remarks(data: Dataset, case: Case, facts: pd.DataFrame, found: Pass) -> Ite
         yield f"the holdout's share changed while this was recorded ({told}): it leans to the time of the larger one"
     if found.errors:
         name, why = next(iter(found.errors.items()))
-        yield f"the probe refused or raised on {len(found.errors):,} of {len(facts):,} requests; {name}: {why}"
+        yield f"the probe refused or raised on {len(found.errors):,} of {counted(len(facts), 'request')}; {name}: {why}"
     if found.without_span:
-        yield f"{found.without_span:,} positives of the test part have no span of tokens and are in no token figure"
+        told = counted(found.without_span, "positive")
+        yield f"{told} of the test part without a span of tokens, and so in no token figure"
     if "text" in facts and case.options.baselines and len(found.texts) < len(facts):
         yield "texts are whole, which favours the text baseline; --tokenizer cuts them at the decision"
     if found.without_token_ids:
         yield (
-            f"records of {found.without_token_ids:,} requests carry no token ids (token_ids: false): their texts are "
-            "not cut at the decision, and their tokens are shown without text"
+            f"records of {counted(found.without_token_ids, 'request')} carry no token ids (token_ids: false): their "
+            "texts are not cut at the decision, and their tokens are shown without text"
         )
     bare = len(facts) - len(found.scores)
     if bare:
-        yield f"of {bare:,} requests nothing was captured at this point; they have no score"
+        yield f"of {counted(bare, 'request')} nothing was captured at this point: no score"
     if case.options.baselines and not found.features:
         yield "rows of all requests would take over 1 GiB: no random direction and no shuffled labels"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from scipy.stats import chi2_contingency
 
+from undercurrent.counts import counted
 from undercurrent.evaluation.figures import brief
 from undercurrent.evaluation.findings import Findings, PartCounts
 from undercurrent.evaluation.operating import OperatingPoint
@@ -80,7 +81,10 @@ def _controls(found: Findings) -> Iterator[str]:
 def _cut(found: Findings, selected: int) -> Iterator[str]:
     held = found.censoring
     if held.holdout_cut:
-        yield f"{held.holdout_cut:,} requests of the holdout were aborted all the same: its figures mislead."
+        yield (
+            f"{counted(held.holdout_cut, 'request of the holdout was', 'requests of the holdout were')} aborted all "
+            f"the same: its figures mislead."
+        )
     if held.holdout_as_stated is False:
         yield (
             f"The holdout is {held.holdout_share or 0:.1%} of the requests, which is not what was stated: "
@@ -89,18 +93,19 @@ def _cut(found: Findings, selected: int) -> Iterator[str]:
     if held.cut:
         kinds = ", ".join(f"{n:,} {name}" for name, n in sorted(held.cut.items()))
         yield (
-            f"The outcome of {sum(held.cut.values()):,} requests that were cut ({kinds}) is unknown; "
-            f"{held.labels_dropped:,} labels of such requests were not used."
+            f"The outcome of {counted(sum(held.cut.values()), 'request that was', 'requests that were')} cut ({kinds}) "
+            f"is unknown; {counted(held.labels_dropped, 'label')} of such requests not used."
         )
     if selected:
         yield (
             f"Aborts took requests out by their score, so those they spared are no fair sample: figures are of the "
-            f"holdout alone, {selected:,} other requests are not used."
+            f"holdout alone, {counted(selected, 'other request is', 'other requests are')} not used."
         )
     elif held.aborted_outside:
         yield (
-            f"{held.aborted_outside:,} requests were aborted and not judged, and there is no holdout: the rates are "
-            f"those of the requests that were spared. Of the traffic as a whole they are not identifiable."
+            f"{counted(held.aborted_outside, 'request was', 'requests were')} aborted and not judged, and there is no "
+            f"holdout: the rates are those of the requests that were spared. Of the traffic as a whole they are "
+            f"not identifiable."
         )
 
 
@@ -108,20 +113,25 @@ def _split(found: Findings) -> Iterator[str]:
     split = found.split
     if split.left_across:
         yield (
-            f"LEAKAGE: {split.left_across:,} requests share their group or text with another part "
-            f"and were left there as asked; figures of the test part are too good."
+            f"LEAKAGE: {counted(split.left_across, 'request shares its', 'requests share their')} group or text with "
+            f"another part, left there as asked; figures of the test part are too good."
         )
     if split.moved:
         yield (
-            f"{split.moved:,} requests were moved to the earlier part, since their group or text stood in two: "
-            f"{split.groups_across:,} groups, {split.exact_across:,} requests with the same text, "
+            f"{counted(split.moved, 'request was', 'requests were')} moved to the earlier part, since group or text "
+            f"stood in two: {counted(split.groups_across, 'group')}, "
+            f"{counted(split.exact_across, 'request')} with the same text, "
             f"{split.near_across:,} that shared 13 words in a row (the same ones among them)."
         )
     total = sum(part.requests + part.unknown for part in split.parts)
     if split.largest_unit > 0.1 * total and split.largest_unit > 1:
-        yield f"{split.largest_unit:,} of {total:,} requests hang together by group or text and could not be parted."
+        together = f"{split.largest_unit:,} of {counted(total, 'request')}"
+        yield f"{together} hang together by group or text and could not be parted."
     if split.common_passages:
-        yield f"{split.common_passages:,} passages stand in over 5 % of the requests and were taken for a template's."
+        yield (
+            f"{counted(split.common_passages, 'passage stands', 'passages stand')} in over 5 % of the requests, taken "
+            f"for a template's."
+        )
     if not split.texts_compared:
         yield "No texts were given: duplicates could not be looked for."
     if split.source == "by group hash":
@@ -152,7 +162,7 @@ def _lengths(found: Findings) -> Iterator[str]:
         first, last = lengths.bands[0], lengths.bands[-1]
         text += f": of the shortest quarter {first.fpr} are acted on, of the longest {last.fpr}"
     if lengths.holds_up_to is not None:
-        text += f"; the threshold is known to hold up to {lengths.holds_up_to:,} tokens"
+        text += f"; the threshold is known to hold up to {counted(lengths.holds_up_to, 'token')}"
     yield f"{text}."
 
 
@@ -194,7 +204,8 @@ def _data(found: Findings) -> Iterator[str]:
     parts = [part for part in found.split.parts if part.part in ("threshold", "test")]
     unscored = sum(part.unscored for part in parts)
     if unscored:
-        yield f"{unscored:,} requests have no score and count as not acted on."
+        bare = counted(unscored, "request has no score and counts", "requests have no score and count")
+        yield f"{bare} as not acted on."
     for part in parts:
         yield from _weighted(part)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from undercurrent.counts import counted
 from undercurrent.evaluation.findings import Findings
 from undercurrent.evaluation.inputs import UNKNOWN
 from undercurrent.evaluation.markup import TABLE_STYLE, document, draw, folded, grid
@@ -29,7 +30,8 @@ def summary(found: Findings, table: pd.DataFrame) -> str:
     unknown = int((table["label"] == UNKNOWN).sum())
     return (
         f"<div class='uc'><style>{TABLE_STYLE}</style><h3>{escape(found.name)}</h3>"
-        f"{''.join(_summary(found, {}))}<p>{unknown:,} of {len(table):,} requests have no known label.</p></div>"
+        f"{''.join(_summary(found, {}))}"
+        f"<p>{unknown:,} of {counted(len(table), 'request')} without a known label.</p></div>"
     )
 
 
@@ -151,7 +153,7 @@ def _lengths(found: Findings, drawn: Mapping[str, go.Figure]) -> Iterator[str]:
         ((f"{band.shortest:,} to {band.longest:,} tokens", band.fpr, band.fpr.n) for band in found.lengths.bands),
     )
     if found.lengths.holds_up_to:
-        yield f"<p>The threshold is known to hold up to {found.lengths.holds_up_to:,} tokens.</p>"
+        yield f"<p>The threshold is known to hold up to {counted(found.lengths.holds_up_to, 'token')}.</p>"
     elif found.lengths.holds_up_to == 0:
         yield "<p>It holds at no length: even the shortest negatives are acted on more often than wanted.</p>"
 

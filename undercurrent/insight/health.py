@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from undercurrent.counts import counted
+
 
 class Level(IntEnum):
     """How well a pipeline is; as the exit code of `undercurrent status`."""
@@ -166,7 +168,7 @@ def _engines(status: Status, limits: Limits) -> Iterator[Trouble]:
         yield Trouble(Level.DOWN, "no engine worker has ever taken a prompt, and there are some")
     for group in status.engines:
         if not group.members:
-            waiting = f": {group.lag:,} prompts wait" if group.lag else ""
+            waiting = f": {counted(group.lag, 'prompt waits', 'prompts wait')}" if group.lag else ""
             yield Trouble(Level.DOWN, f"no engine worker is in the group {group.name}{waiting}")
         for partition in group.partitions:
             if partition.oldest is not None and partition.oldest_age_s > limits.max_age_s:
@@ -186,26 +188,28 @@ def _hosts(status: Status, limits: Limits) -> Iterator[Trouble]:
                 Level.DEGRADED, f"no probe host is in the group {group.name}: {group.topic} is not guarded by it"
             )
         elif group.lag_s > limits.max_lag_s:
-            yield Trouble(Level.DEGRADED, f"{group.name} is {group.lag_s:,.0f} s behind ({group.lag:,} records)")
+            yield Trouble(
+                Level.DEGRADED, f"{group.name} is {group.lag_s:,.0f} s behind ({counted(group.lag, 'record')})"
+            )
 
 
 def _points(status: Status) -> Iterator[Trouble]:
     for point in status.points:
         if point.dropped:
-            yield Trouble(Level.DEGRADED, f"{point.dropped:,} activations of {point.name} were dropped lately")
+            yield Trouble(Level.DEGRADED, f"{counted(point.dropped, 'activation')} of {point.name} dropped lately")
         if point.broken:
-            said = f"{point.broken:,} streams of {point.name} ended as lost or by a capture error lately"
+            said = f"{counted(point.broken, 'stream')} of {point.name} ended as lost or by a capture error lately"
             yield Trouble(Level.DEGRADED, said)
 
 
 def _lately(status: Status) -> Iterator[Trouble]:
     for topic, (_, lately) in status.letters.items():
         if lately:
-            yield Trouble(Level.DEGRADED, f"{lately:,} dead letter{'' if lately == 1 else 's'} lately in {topic}")
+            yield Trouble(Level.DEGRADED, f"{counted(lately, 'dead letter')} lately in {topic}")
     for probe, states in status.guards.items():
         weak = {state: count for state, count in states.items() if state != "complete" and count}
         if weak:
             said = ", ".join(f"{count:,} {state}" for state, count in sorted(weak.items()))
             yield Trouble(Level.DEGRADED, f"the guard {probe} was not complete on recent finals: {said}")
     if status.acks.get("braked"):
-        yield Trouble(Level.DEGRADED, f"{status.acks['braked']:,} recent aborts by probes that are braked")
+        yield Trouble(Level.DEGRADED, f"{counted(status.acks['braked'], 'recent abort')} by probes that are braked")

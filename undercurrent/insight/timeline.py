@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from undercurrent.counts import counted
 from undercurrent.insight.curves import Curve
-from undercurrent.insight.words import counted, said_of_message
+from undercurrent.insight.words import said_of_message
 from undercurrent.protocol.audit import Heard
 from undercurrent.protocol.generations import GenerationsReader, Ruling
 from undercurrent.protocol.messages import (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from undercurrent.counts import counted
 from undercurrent.protocol.messages import (
     Accepted,
     ControlAck,
@@ -52,7 +53,7 @@ def said_of_message(message: Message) -> Said:
 
 
 def _prompt(message: PromptRequest) -> Said:
-    given = message.prompt if message.prompt is not None else f"{len(message.prompt_token_ids or ())} token ids"
+    given = message.prompt if message.prompt is not None else counted(len(message.prompt_token_ids or ()), "token id")
     sampling = message.sampling
     settings = [f"max_tokens {sampling.max_tokens}" if sampling.max_tokens is not None else ""]
     settings += [f"n {sampling.n}" if sampling.n > 1 else "", f"tenant {message.tenant}" if message.tenant else ""]
@@ -183,11 +184,6 @@ def _bracket(message: Message) -> Said:
 
 def _child(index: int) -> str:
     return f" child {index}" if index else ""
-
-
-def counted(count: int, thing: str) -> str:
-    """Return a number of things in words."""
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
 def cut(text: str, most: int = _SHOWN_CHARS) -> str:

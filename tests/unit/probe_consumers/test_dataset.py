@@ -203,8 +203,8 @@ def test_what_retention_deleted_is_told_and_nothing_of_it_is_taken_for_whole(tmp
     }
     assert manifest["source"]["topics"]["undercurrent.activations.residual"]["0"]["deleted"] == 1
     words = told(tmp_path / "d", manifest)
-    assert "retention has deleted the first 1 offsets" in words
-    assert "1 requests (3 records) are left out" in words
+    assert "retention has deleted the first 1 offset" in words
+    assert "1 request (3 records) left out" in words
     assert evaluation.load(tmp_path / "d").requests.request_id.tolist() == ["new"]
 
 

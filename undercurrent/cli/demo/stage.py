@@ -26,6 +26,7 @@ from undercurrent.cli.demo.report import Replayed
 from undercurrent.cli.demo.scene import SceneBroker, choose_broker
 from undercurrent.cli.demo.view import panel
 from undercurrent.cli.options import EngineKind
+from undercurrent.counts import counted
 from undercurrent.errors import UnreachableError
 from undercurrent.kafka.client import KafkaSettings, ping
 from undercurrent.probes.bindings import load_bindings
@@ -242,7 +243,8 @@ class Stage:
             equal=bool(found["equal"]) and code == 0,
             verdicts=int(found["verdicts_compared"]),
             scores=int(found["scores_compared"]),
-            summary=f"{found['differences_total']} differences, {found['decisions_changed']} decisions changed",
+            summary=f"{counted(found['differences_total'], 'difference')}, "
+            f"{counted(found['decisions_changed'], 'decision')} changed",
         )
 
     def broker_facts(self) -> dict[str, str]:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from undercurrent.cli.demo.story import Story, Teller
+from undercurrent.counts import counted
 from undercurrent.protocol.messages import Outcome
 
 TEXT_COLUMNS = 56
@@ -83,12 +84,12 @@ class PlainView:
                 score = _score(teller.score_at_abort)
                 by = f" at score {score}" if teller.outcome is Outcome.ABORTED else ""
                 by = f": {teller.reason}" if teller.outcome is Outcome.FAILED else by
-                self._once(teller, "final", f"{teller.outcome.value} after {teller.tokens} tokens{by}")
+                self._once(teller, "final", f"{teller.outcome.value} after {counted(teller.tokens, 'token')}{by}")
         now = time.monotonic()
         running = [teller for teller in self._story or () if teller.outcome is None and teller.tokens]
         if running and now - self._last >= _PLAIN_EVERY_S:
             self._last = now
-            parts = (f"{t.request_id} {t.tokens} tokens, score {_score(t.latest_score)}" for t in running)
+            parts = (f"{t.request_id} {counted(t.tokens, 'token')}, score {_score(t.latest_score)}" for t in running)
             self._line("  " + "; ".join(parts))
 
     def _once(self, teller: Teller, what: str, text: str) -> None:

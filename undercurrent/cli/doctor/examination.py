@@ -16,6 +16,7 @@ from undercurrent.capture import steady
 from undercurrent.capture.points import ELEMENT_BYTES
 from undercurrent.cli.doctor.engine import Patient
 from undercurrent.cli.doctor.findings import TOLERANCES, Comparison, Float32, Rows, bookkeeping, compare
+from undercurrent.counts import counted
 from undercurrent.errors import CaptureError, ProbingError
 from undercurrent.spec import ExecutionMode, ExtractionPoint, Overflow, TensorType, parse_position
 
@@ -99,7 +100,7 @@ def examine(plan: Plan, tell: Tell) -> Report:
         report.facts |= {**info.versions, "machine_code": steady.AVAILABLE, "runs": str(outline.combination)}
         report.facts |= {key: patient.engine.report.get(key) for key in ("taps", "tap_bytes", "residual_stream")}
         prompts = recognisable(plan.requests, len(patient.engine.tokenizer), info.max_model_len - plan.tokens - 1)
-        tell(f"{len(prompts)} requests at once")
+        tell(f"{counted(len(prompts), 'request')} at once")
         sequences, _ = patient.run(prompts, max_tokens=plan.tokens)
         rows = {point.name: patient.rows(sequences, point.name) for point in patient.points}
         report.bookkeeping = [line for some in rows.values() for one in some for line in bookkeeping(one)]

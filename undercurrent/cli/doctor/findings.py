@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from undercurrent.counts import counted
+
 Float32 = npt.NDArray[np.float32]
 
 TOLERANCES: Mapping[str, float] = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 5e-2}
@@ -76,7 +78,7 @@ def bookkeeping(rows: Rows) -> list[str]:
     found = []
     wanted = tuple(range(len(rows.sequence) - 1))
     if rows.lost:
-        found.append(f"{rows.request}: {rows.lost} rows were declared lost")
+        found.append(f"{rows.request}: {counted(rows.lost, 'row was', 'rows were')} declared lost")
     elif rows.positions != wanted:
         missing, more = sorted(set(wanted) - set(rows.positions)), len(rows.positions) - len(set(rows.positions))
         past = sorted(set(rows.positions) - set(wanted))

@@ -53,7 +53,7 @@ def test_the_summary_counts_topics_and_subjects():
     assert summary(Changes(PLAN, [])) == f"{every} of {every} topics were as planned"
     found = [Difference("t", DifferenceKind.CONFIG, key, "1", "2") for key in ("segment.ms", "retention.ms")]
     said = summary(Changes(PLAN, found, [SubjectDifference(Subject("a", "X"))]))
-    assert said.startswith(f"{every - 1} of {every} topics were as planned; 1 created or mended; 1 subjects")
+    assert said.startswith(f"{every - 1} of {every} topics were as planned; 1 created or mended; 1 subject of")
 
 
 def test_a_session_timeout_is_set_for_each_group_of_the_pipeline():
@@ -67,4 +67,4 @@ def test_a_session_timeout_is_set_for_each_group_of_the_pipeline():
     assert groups_of(joined, plan, None) == ["x.engine", "x.engine.letters", "x.probes.p", "x.probes.q", "x.probes.q+p"]
     changes = Changes(plan, [], [], [GroupDifference("x.engine", "consumer.session.timeout.ms", "6000", "45000")])
     assert list(changes.lines()) == ["~ group x.engine: consumer.session.timeout.ms 45000 -> 6000"]
-    assert summary(changes).endswith("; 1 groups")
+    assert summary(changes).endswith("; 1 group")
