@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from undercurrent.cli.options import Bootstrap, ConfigFile, PointsFile, Prefix
+from undercurrent.counts import counted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,6 +35,7 @@ def describe(
     """Print, per partition, what a group has committed, what its metadata says, and what is left to do.
 
     The lag is counted from what is done, not from the committed offset: that one waits for the oldest open request.
+    The group that ends in .letters writes dead letters; in its lag the end of a transaction counts too.
     """
     from undercurrent.cli.groups_known import unknown_group
     from undercurrent.cli.jsonl import dumps
@@ -80,12 +82,13 @@ def reset(
 
     A probe host that is moved back reads again, to rebuild its state, and says nothing twice. An engine worker that is
     moved back runs no finished prompt again. Moving forward leaves records behind: their prompts get no answer, their
-    streams no verdict.
+    streams no verdict. The group that ends in .letters is the engine workers' too: moved back, it writes dead letters
+    again.
     """
     from undercurrent.cli.tables import write_table
     from undercurrent.errors import ConfigError
 
-    groups, _ = _groups(config, points, prefix, bootstrap_servers)
+    groups, plan = _groups(config, points, prefix, bootstrap_servers)
     moves = list(groups.moves(name, to, partition, say_again=say_again))
     rows = [
         {
@@ -101,17 +104,22 @@ def reset(
     write_table(rows)
     sys.stdout.flush()
     skipped, again = sum(move.skipped for _, move in moves), sum(move.said_again for _, move in moves)
+    letters = all(stand.where.topic in plan.swept for stand, _ in moves)
     if skipped and not skip:
-        raise ConfigError(f"--skip: is missing; {skipped} records would be left behind without an answer")
+        left = "that nobody has looked at" if letters else "without an answer"
+        raise ConfigError(f"--skip: is missing; {counted(skipped, 'record')} would be left behind {left}")
     if again and not say_again:
-        raise ConfigError(
-            f"--say-again: is missing; what these commits knew is gone, so that {again} records would be judged twice"
+        twice = (
+            f"of {counted(again, 'record')} each that nobody can read would become a dead letter a second time"
+            if letters
+            else f"what these commits knew is gone, so that {counted(again, 'record')} would be judged twice"
         )
+        raise ConfigError(f"--say-again: is missing; {twice}")
     if not execute:
         sys.stdout.write("nothing was changed: add --execute\n")
         return 0
     groups.commit(name, moves)
-    sys.stdout.write(f"{name}: {len(moves)} partitions moved\n")
+    sys.stdout.write(f"{name}: {counted(len(moves), 'partition')} moved\n")
     return 0
 
 

@@ -17,6 +17,7 @@ from undercurrent.protocol.host_position import Committed, HostMetadata
 from undercurrent.topics import JOIN, TopicPlan
 
 NO_METADATA = "none of ours: an operator's reset, or another tool's commit"
+LETTERS = "none: it writes dead letters of what nobody can read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,12 @@ class Stand:
         Args:
             plan: tells whose commits these are.
         """
-        worker = self.where.topic == plan.prompts
-        done, said = _of_worker(self.committed) if worker else _of_host(self.committed)
+        if self.where.topic == plan.prompts:
+            done, said = _of_worker(self.committed)
+        elif self.where.topic in plan.swept:
+            done, said = self.committed.offset, LETTERS
+        else:
+            done, said = _of_host(self.committed)
         return {
             "group": self.group,
             "topic": self.where.topic,
@@ -194,7 +199,12 @@ class Groups:
         return int(number)
 
     def _read(self) -> list[Partition]:
+        """Return the partitions that groups read."""
         plan = self._plan
-        counts = {plan.prompts: plan.prompt_partitions}
-        counts |= {plan.activations(point): plan.activation_partitions for point in plan.points}
-        return [Partition(topic, number) for topic, count in counts.items() for number in range(count)]
+        read = {plan.prompts, *map(plan.activations, plan.points), *plan.swept}
+        return [
+            Partition(topic.name, number)
+            for topic in plan.topics()
+            if topic.name in read
+            for number in range(topic.partitions)
+        ]

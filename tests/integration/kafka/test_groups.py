@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from undercurrent.acls import letters_group
 from undercurrent.cli.groups import app as groups_app
 from undercurrent.cli.running import run
 from undercurrent.cli.topics import app as topics_app
@@ -113,3 +114,32 @@ def test_a_group_is_shown_and_moved_with_what_its_commits_know(
     member.wait_assigned(1)
     assert "has members: stop them first" in said(capsys, groups_app, *back, "--execute", code=1)
     assert lookup.committed(probes, [streams]) == {streams: (0, metadata.to_text())}
+
+
+def test_the_group_that_writes_dead_letters_is_shown_and_moved(apache_broker, config, topic_prefix, capsys):
+    plan, settings = TopicPlan(prefix=topic_prefix, points=("p",)), apache_broker.settings()
+    said(capsys, topics_app, "apply", "--config", str(config))
+    publisher = Publisher(settings)
+    for _ in range(5):
+        publisher.produce(plan.verdicts, b"x", key=b"r", partition=1)
+    assert publisher.close(60.0) == 0
+    letters, verdicts = letters_group(plan), Partition(plan.verdicts, 1)
+    GroupAdmin(settings).move(letters, {verdicts: (3, ""), Partition(plan.control, 0): (0, "")})
+
+    shown = said(capsys, groups_app, "describe", "--json", "--config", str(config))
+    rows = {(row["group"], row["topic"]): row for row in map(json.loads, shown.splitlines())}
+    row = rows[letters, plan.verdicts]
+    assert (row["partition"], row["committed"], row["end"], row["lag"]) == (1, 3, 5, 2)
+    assert row["metadata"] == "none: it writes dead letters of what nobody can read"
+    assert rows[letters, plan.control]["lag"] == 0
+    assert letters in said(capsys, groups_app, "describe", letters, "--config", str(config))
+
+    reset = ("reset", letters, "--partition", "1", "--config", str(config), "--execute", "--to")
+    assert "--skip: is missing; 2 records would be left behind that nobody has looked at" in said(
+        capsys, groups_app, *reset, "latest", code=2
+    )
+    assert "of 3 records each that nobody can read would become a dead letter a second time" in said(
+        capsys, groups_app, *reset, "earliest", code=2
+    )
+    assert "1 partition moved" in said(capsys, groups_app, *reset, "earliest", "--say-again")
+    assert OffsetLookup(settings).committed(letters, [verdicts])[verdicts][0] == 0
