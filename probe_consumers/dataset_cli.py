@@ -14,6 +14,8 @@ from probe_consumers.recording_options import RecordingOptions
 from undercurrent.cli.grouping import with_options
 from undercurrent.cli.options import Bootstrap, ConfigFile, PointsFile, Prefix
 from undercurrent.cli.progress import progress
+from undercurrent.counts import counted
+from undercurrent.errors import ConfigError
 
 app = typer.Typer(
     help="Recorded activations as a folder of tables and tensors, and back.", no_args_is_help=True, add_completion=False
@@ -82,11 +84,58 @@ def import_dataset(
     if json_lines:
         sys.stdout.write(as_json(asdict(result)))
         return
-    sys.stdout.write(f"{result.streams} streams, {result.messages} messages written\n")
+    sys.stdout.write(f"{counted(result.streams, 'stream')}, {counted(result.messages, 'message')} written\n")
     for reason, count in result.altered.items():
         sys.stdout.write(
-            f"{count} streams that ended with {reason!r} are written with the end that their engine gave\n"
+            f"{counted(count, 'stream')} ended with {reason!r}, written with the end that the engine gave\n"
         )
+
+
+@app.command("erase")
+def erase_from_dataset(
+    folder: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="A dataset, or results of a replay.")],
+    request_id: Annotated[
+        list[str] | None,
+        typer.Option("--request-id", help="Take this one out, and ask no broker; may be repeated."),
+    ] = None,
+    config: ConfigFile = None,
+    prefix: Prefix = None,
+    bootstrap_servers: Bootstrap = None,
+    json_lines: Json = False,
+) -> int:
+    """Take requests out of a folder: all that are marked as erased on the topics, or those that are named.
+
+    Marks are read from the pipeline that a dataset was exported from, and from that of --config or --prefix. A request
+    that is named is taken out of this folder alone: `undercurrent erase` marks it, deletes what it can on the topics
+    and takes folders too. Rows go, tensors are overwritten, sums and counts are written anew. Files that still name a
+    request are printed, and the exit code is 1: delete them.
+    """
+    from probe_consumers.erase_cli import tell
+    from undercurrent.evaluation.erasing import ErasedFolder, erase_from_folder, requests_in
+
+    if request_id:
+        if unused := [name for name, given in (("--config", config), ("--prefix", prefix)) if given is not None]:
+            raise ConfigError(f"{unused[0]}: says where to ask which requests are erased, but --request-id names some")
+        there = requests_in(folder)
+        for name in sorted(set(request_id) - there):
+            sys.stderr.write(f"{folder}: no table holds request {name}\n")
+        names = sorted(set(request_id))
+    else:
+        names = _marked(folder, config, prefix, bootstrap_servers)
+    result = erase_from_folder(folder, *names) if names else ErasedFolder()
+    tell(str(folder), result, as_json=json_lines)
+    return 1 if result.left else 0
+
+
+def _marked(folder: Path, config: Path | None, prefix: str | None, bootstrap_servers: str | None) -> list[str]:
+    """Return the requests of a folder that the brokers say are erased."""
+    from probe_consumers.dataset_erased import erased_in
+    from undercurrent.cli.planning import plan_of
+    from undercurrent.pipeline import connection, interactive, read_sections
+
+    sections = read_sections(config)
+    plan = plan_of(sections, config, None, prefix)
+    return erased_in(folder, interactive(connection(sections, bootstrap_servers)), plan.prefix)
 
 
 @app.command()
@@ -109,5 +158,5 @@ def info(
     for line in wrong:
         sys.stderr.write(line + "\n")
     if not wrong and not json_lines:
-        sys.stdout.write(f"{len(manifest['files'])} files are as the manifest says\n")
+        sys.stdout.write(f"{counted(len(manifest['files']), 'file is', 'files are')} as the manifest says\n")
     return 1 if wrong else 0

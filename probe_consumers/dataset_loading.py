@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from probe_consumers.dataset_erased import refuse_erased
 from probe_consumers.dataset_import import DatasetImport, Imported
+from undercurrent.counts import counted
 from undercurrent.errors import DatasetError, TopicError, UnreachableError
-from undercurrent.evaluation.dataset_format import STREAMS, read_table
 from undercurrent.kafka.admin import TopicAdmin
 from undercurrent.kafka.client import KafkaSettings
-from undercurrent.kafka.erasures import read_erasures
 from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.publisher import Delivery, Publisher
 from undercurrent.subjects import codec_of
@@ -22,9 +22,8 @@ def import_folder(folder: Path, settings: KafkaSettings, plan: TopicPlan) -> Imp
     """Write the streams of a dataset onto a pipeline's topics.
 
     Raises:
-        DatasetError: the folder is no dataset, or has a point that the pipeline has not.
+        DatasetError: the folder is no dataset, holds a request that is erased, or a point that the pipeline has not.
         TopicError: a topic holds records already.
-        ReplayError: a request of it is erased; `undercurrent erase --folder` takes it out.
         UnreachableError: a record was not acknowledged.
     """
     publisher = Publisher(settings)
@@ -50,8 +49,7 @@ def import_folder(folder: Path, settings: KafkaSettings, plan: TopicPlan) -> Imp
         raise DatasetError(
             f"{folder}: point {unknown[0]!r} is none of the pipeline's: {', '.join(plan.points) or 'none'}"
         )
-    ids = read_table(folder / STREAMS, ["request_id"])["request_id"].unique().to_pylist()
-    read_erasures(settings, plan.erasures).refuse(ids)
+    refuse_erased(folder, settings, plan.prefix)
     _prepare(settings, plan, run.points)
     try:
         for item in run.messages():
@@ -59,7 +57,7 @@ def import_folder(folder: Path, settings: KafkaSettings, plan: TopicPlan) -> Imp
         left = publisher.flush(_FLUSH_S)
         _raise(failed)
         if left:
-            raise UnreachableError(f"{left} records were not acknowledged in {_FLUSH_S:g} s")
+            raise UnreachableError(f"{counted(left, 'record was', 'records were')} not acknowledged in {_FLUSH_S:g} s")
     finally:
         publisher.close()
     return run.result
@@ -77,11 +75,11 @@ def _prepare(settings: KafkaSettings, plan: TopicPlan, points: tuple[str, ...]) 
         ends = lookup.end(lookup.partitions(topic.name))
         if any(ends.values()):
             raise TopicError(
-                f"{topic.name} holds {sum(ends.values())} records already: streams of one name would be mixed; use "
-                "another --prefix"
+                f"{topic.name} holds {counted(sum(ends.values()), 'record')} already: streams of one name would be "
+                "mixed; use another --prefix"
             )
 
 
 def _raise(failed: list[str]) -> None:
     if failed:
-        raise UnreachableError(f"{failed[0]} ({len(failed)} records were refused)")
+        raise UnreachableError(f"{failed[0]} ({counted(len(failed), 'record')} refused)")

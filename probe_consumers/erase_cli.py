@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from undercurrent.cli.options import Bootstrap, ConfigFile, PointsFile, Prefix
+from undercurrent.counts import counted
 
 if TYPE_CHECKING:
     from probe_consumers.erase_command import Trace
@@ -69,20 +70,19 @@ def erase(
     settings = interactive(connection(sections, bootstrap_servers))
     names = {topic.name for topic in plan.topics()}
     permitted(settings, Service.OPERATOR, plan, only=names)
-    tell = _json if json_lines else _text
     known = runs = False
     for trace in erase_on_topics(
         settings, plan, request_id, author=getpass.getuser() if author is None else author, reason=reason
     ):
         known, runs = True, runs or trace.still_runs
-        tell(trace.topic, trace)
+        tell(trace.topic, trace, as_json=json_lines)
     if not known:
         sys.stderr.write(f"no topic holds a record of {request_id}: if its id is another one, erase that\n")
     left = 0
     for path in folder or ():
         result = erase_from_folder(path, request_id)
         left += len(result.left)
-        tell(str(path), result)
+        tell(str(path), result, as_json=json_lines)
     if not json_lines:
         sys.stdout.write(f"{request_id} is marked as erased: nothing exports or replays it from now on\n")
     if runs:
@@ -93,35 +93,40 @@ def erase(
     return 1 if left or runs else 0
 
 
-def _json(where: str, found: Trace | ErasedFolder) -> None:
+def tell(where: str, found: Trace | ErasedFolder, *, as_json: bool) -> None:
+    """Write what became of a topic or a folder, and the files that are left to delete.
+
+    Args:
+        where: topic or folder.
+        found: what was found there.
+        as_json: a JSON line instead of words.
+    """
+    from probe_consumers.erase_command import Trace
     from undercurrent.cli.jsonl import dumps
 
-    facts: dict[str, Any] = {"where": where, **asdict(found)}
-    sys.stdout.write(dumps(facts) + "\n")
-
-
-def _text(where: str, found: Trace | ErasedFolder) -> None:
-    from probe_consumers.erase_command import Trace
-
+    if as_json:
+        facts: dict[str, Any] = {"where": where, **asdict(found)}
+        sys.stdout.write(dumps(facts) + "\n")
+        return
     if isinstance(found, Trace):
         sys.stdout.write(f"{where}: {_told(found)}\n")
         return
-    tables = "".join(f", {count} rows of {name}" for name, count in found.rows.items())
-    sys.stdout.write(f"{where}: {found.tensor_rows} rows of tensors overwritten{tables}\n")
+    tables = "".join(f", {counted(count, 'row')} of {name}" for name, count in found.rows.items())
+    sys.stdout.write(f"{where}: {counted(found.tensor_rows, 'row')} of tensors overwritten{tables}\n")
     for name in found.left:
-        sys.stderr.write(f"{Path(where) / name}: still names the request: delete it\n")
+        sys.stderr.write(f"{Path(where) / name}: still names what is erased: delete it\n")
 
 
 def _told(trace: Trace) -> str:
     by = "never by time: its settings set no bound" if trace.gone_by_ms is None else f"by {_moment(trace.gone_by_ms)}"
     if trace.kept:
-        return f"{trace.records} records, kept until the request has ended"
+        return f"{counted(trace.records, 'record')}, kept until the request has ended"
     if trace.tombstones:
         return (
-            f"{trace.tombstones} keys deleted, {trace.records} records gone {by}, if something is written there after "
-            "that segment's end; running this again does"
+            f"{counted(trace.tombstones, 'key')} deleted, {counted(trace.records, 'record')} gone {by}, if "
+            "something is written there after that segment's end; running this again does"
         )
-    return f"{trace.records} records, deleted {by}"
+    return f"{counted(trace.records, 'record')}, deleted {by}"
 
 
 def _moment(at_ms: int) -> str:

@@ -108,6 +108,11 @@ class SourceOptions(RecordingOptions):
         typer.Option("--dataset", file_okay=False, help="Keep what is read of the topic as a dataset in this folder."),
     ] = None
 
+    offline: Annotated[
+        bool,
+        typer.Option("--offline", help="Ask no broker whether a request of a dataset was erased after its export."),
+    ] = False
+
     def source(self, text: str, *, both: frozenset[str] = frozenset()) -> Path | TopicRange:
         """Return what a command's SOURCE means.
 
@@ -117,9 +122,12 @@ class SourceOptions(RecordingOptions):
 
         Raises:
             ConfigError: it is neither a folder nor a topic, or options of the one are given with the other.
+            DatasetError: a dataset holds a request that was erased since, says the broker that is configured.
             UnreachableError: no broker answers.
         """
         if text.startswith(TOPIC):
+            if self.offline:
+                raise ConfigError(f"--offline: goes with the folder of a dataset; {text} is read from a broker")
             return self.topics([text.removeprefix(TOPIC)])
         folder = Path(text)
         if not folder.is_dir():
@@ -127,8 +135,20 @@ class SourceOptions(RecordingOptions):
                 f"{text}: there is no such folder; accepted: the folder of a dataset, or {TOPIC}POINT for what is "
                 "recorded at an extraction point"
             )
-        self.check_unused(f"{text} is a dataset", both)
+        self.check_unused(f"{text} is a dataset", both | {"config"})
+        self._refuse_erased(folder)
         return folder
+
+    def _refuse_erased(self, folder: Path) -> None:
+        """Refuse a dataset that holds a request that was erased since, where a broker is there to ask."""
+        from probe_consumers.dataset_erased import refuse_erased
+        from undercurrent.pipeline import connection, interactive, names_brokers, read_sections
+
+        if self.offline:
+            return
+        sections = read_sections(self.config)
+        if self.config is not None or names_brokers(sections, self.bootstrap_servers):
+            refuse_erased(folder, interactive(connection(sections, self.bootstrap_servers)))
 
     def check_unused(self, instead: str, both: frozenset[str] = frozenset()) -> None:
         """Refuse options that say what to read of a topic, where none is read.
@@ -141,7 +161,7 @@ class SourceOptions(RecordingOptions):
             ConfigError: one is given.
         """
         # The broker may come from the environment, whatever the command reads.
-        counted = both | {"bootstrap_servers"}
+        counted = both | {"bootstrap_servers", "offline"}
         given = [f.name for f in fields(self) if f.name not in counted and getattr(self, f.name) != f.default]
         if given:
             raise ConfigError(f"--{given[0].replace('_', '-')}: says what to read of a topic, but {instead}")

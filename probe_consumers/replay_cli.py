@@ -106,6 +106,10 @@ def replay(
     workers: Annotated[
         int | None, typer.Option("--workers", min=1, help="Processes, a partition each at a time; one per core.")
     ] = None,
+    offline: Annotated[
+        bool,
+        typer.Option("--offline", help="Ask no broker whether a request of a DATASET was erased after its export."),
+    ] = False,
     bootstrap_servers: Bootstrap = None,
 ) -> int:
     """Run probes on recorded activations with the live host's own code, and compare with what the live host said.
@@ -146,6 +150,7 @@ def replay(
         service=service,
         compare=compare or ("live" if dataset is None else "none"),
         wait_s=wait,
+        offline=offline,
     )
     console = Console(stderr=True)
     result = run_replay(order, lambda folder, plan: shown(folder, plan, console))

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from probe_consumers.bound import Bound, set_fingerprint
+from probe_consumers.dataset_erased import refuse_erased
 from probe_consumers.replay_compare import LiveVerdicts, bucket_count, compare_folders, compare_live, stored_bytes
 from probe_consumers.replay_live import LivePositions
 from probe_consumers.replay_merge import SUMMARY, merge
-from probe_consumers.replay_order import Part, Plan, ReplayOrder, probe_facts, read_plan
+from probe_consumers.replay_order import Origins, Part, Plan, ReplayOrder, probe_facts, read_plan
 from probe_consumers.replay_partition import Watcher
 from probe_consumers.replay_pool import run_parts
 from probe_consumers.replay_range import RangeRequest, find_range, spans_of
@@ -31,11 +32,12 @@ from probe_consumers.replay_store import lock_folder, write_json
 from undercurrent.acls import Names, Service
 from undercurrent.errors import ReplayError
 from undercurrent.evaluation.diff import DiffReport
+from undercurrent.files import is_fresh
 from undercurrent.kafka.client import Isolation
 from undercurrent.kafka.erasures import read_erasures
 from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.ranges import Piece, TopicRange
-from undercurrent.pipeline import permitted
+from undercurrent.pipeline import connection, interactive, names_brokers, permitted, read_sections
 from undercurrent.protocol.rollouts import CANDIDATE_SUFFIX
 from undercurrent.subjects import codec_of
 
@@ -67,6 +69,7 @@ def replay(order: ReplayOrder, show: Show | None = None) -> ReplayResult:
 
     Raises:
         ConfigError: no binding reads the point, or the range is none.
+        DatasetError: the dataset is none, or holds a request that was erased since.
         ReplayError: the folder is of another replay, the range cannot be read, or it is unclear with whose verdicts to
             compare.
     """
@@ -77,6 +80,8 @@ def replay(order: ReplayOrder, show: Show | None = None) -> ReplayResult:
         names = Names(probe_services=(host.host.service.name,))
         permitted(host.kafka, Service.REPLAY, replace(host.plan, points=(order.point,)), names)
         read_erasures(host.kafka, host.plan.erasures).refuse(order.requests or ())
+    elif not order.offline:
+        _refuse_erased(order.origins, order.origins.dataset, loaded)
     try:
         order.out.mkdir(parents=True, exist_ok=True)
         lock = lock_folder(order.out)
@@ -93,6 +98,16 @@ def replay(order: ReplayOrder, show: Show | None = None) -> ReplayResult:
         return _compared(order, loaded, bounds, plan, summary)
     finally:
         os.close(lock)
+
+
+def _refuse_erased(origins: Origins, folder: Path, loaded: Loaded) -> None:
+    """Refuse a dataset that holds a request that was erased since, where a broker is there to ask."""
+    if loaded.config is not None:
+        refuse_erased(folder, interactive(loaded.config.kafka), loaded.config.plan.prefix)
+        return
+    sections = read_sections(None)
+    if names_brokers(sections, origins.bootstrap_servers):
+        refuse_erased(folder, interactive(connection(sections, origins.bootstrap_servers)))
 
 
 def _unseen(out: Path, plan: Plan) -> AbstractContextManager[Watcher]:
@@ -120,7 +135,7 @@ def _finished(out: Path) -> dict[str, Any] | None:
 def _begin(order: ReplayOrder, loaded: Loaded, bounds: list[Bound]) -> Plan:
     """Fix what is replayed, and write it down before anything is read."""
     # A plan that was not written to its end, by a process that died.
-    if found := {path.name for path in order.out.iterdir()} - {"lock", "plan.new"}:
+    if found := {path.name for path in order.out.iterdir() if not is_fresh(path)} - {"lock"}:
         raise ReplayError(f"{order.out}: holds {sorted(found)[0]} and no plan of a replay; name another folder")
     parts, requests, facts = _of_dataset(order) if order.origins.dataset else _of_topic(order, loaded)
     plan = Plan(

@@ -72,6 +72,7 @@ class ReplayOrder:
         service: consumer group whose verdicts are compared; the configured one where that wrote any.
         compare: with whose verdicts: `live`, `none`, or the folder of another replay.
         wait_s: how long a live host is waited for that has not come to the range's end, seconds.
+        offline: ask no broker whether a request of a dataset was erased after its export.
     """
 
     origins: Origins
@@ -85,6 +86,7 @@ class ReplayOrder:
     service: str | None = None
     compare: str = "live"
     wait_s: float = 0.0
+    offline: bool = False
 
     def __post_init__(self) -> None:
         for first, second, why in _clashes(self):
@@ -128,6 +130,8 @@ def _clashes(order: ReplayOrder) -> Iterator[tuple[str, str, str]]:
         yield "--wait", f"--compare {order.compare}", "only a live host is waited for"
     if order.service is not None and order.compare != "live":
         yield "--service", f"--compare {order.compare}", "it says whose live verdicts are compared"
+    if order.offline and order.origins.dataset is None:
+        yield "--offline", "a topic", "it is read from a broker; a DATASET need not be"
     if order.origins.dataset is not None and part != _WHOLE:
         yield "DATASET", "a range of times or offsets", "a dataset is a range already; export another one"
 

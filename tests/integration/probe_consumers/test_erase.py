@@ -125,6 +125,32 @@ def records(made: Pipeline, topic: str):
     return list(TopicRange.by_time(made.settings, f"{made.prefix}.{topic}").read())
 
 
+def assert_a_folder_of_before_is_refused_until_it_is_erased_there_too(pipeline, kept):
+    out = pipeline.folder / "made"
+    commands = {
+        "import": ("dataset", "import", kept),
+        "import elsewhere": ("dataset", "import", kept, "--prefix", f"{pipeline.prefix}.again"),
+        "train": ("probe", "train", kept, "--out", out, "--label", "bad"),
+        "evaluate": ("probe", "evaluate", pipeline.folder / "guard", kept, "--out", out, "--label", "bad"),
+        "precision": ("probe", "precision", pipeline.folder / "guard", kept, "--label", "bad"),
+        "replay": ("replay", kept, "--out", out),
+    }
+    refused = f"{kept}: holds 1 request that is erased (r1); `undercurrent dataset erase {kept}`"
+    for name, command in commands.items():
+        config = "host.yaml" if name == "replay" else "pipeline.yaml"
+        assert refused in pipeline.run(*command, code=1, config=config), name
+        assert not out.exists(), name
+    # Nobody is asked.
+    pipeline.run(*commands["replay"], "--offline", config="host.yaml")
+    assert json.loads((out / "summary.json").read_text())["by_probe"]["guard"]["streams"] == 3
+
+    said = pipeline.run("dataset", "erase", kept)
+    assert f"{kept}: 2 rows of tensors overwritten, " in said
+    again = pipeline.run("replay", kept, "--out", pipeline.folder / "after", config="host.yaml")
+    assert "guard: 2 streams" in again
+    assert "0 rows of tensors overwritten" in pipeline.run("dataset", "erase", kept)
+
+
 def test_a_request_is_erased(pipeline):
     folder = pipeline.folder
     pipeline.run("dataset", "export", folder / "d")
@@ -168,12 +194,12 @@ def test_a_request_is_erased(pipeline):
     assert refused in pipeline.run(*replay, folder / "one", "--request", "r1", code=1, config="host.yaml")
     pipeline.run(*replay, folder / "all", config="host.yaml")
     assert json.loads((folder / "all" / "summary.json").read_text())["by_probe"]["guard"]["streams"] == 2
-    assert refused in pipeline.run("dataset", "import", folder / "kept", code=1)
+    assert_a_folder_of_before_is_refused_until_it_is_erased_there_too(pipeline, folder / "kept")
     assert refused in pipeline.run("prompts", "follow", "r1", "--timeout", "60", code=1)
 
     once_more = pipeline.run("erase", "--request-id", "r1", "--folder", folder / "d")
-    assert f"{pipeline.prefix}.labels: 1 keys deleted" in once_more
-    assert f"{pipeline.prefix}.prompts: 1 records, deleted by 20" in once_more
+    assert f"{pipeline.prefix}.labels: 1 key deleted, 1 record gone by 20" in once_more
+    assert f"{pipeline.prefix}.prompts: 1 record, deleted by 20" in once_more
 
 
 def test_a_request_that_still_runs_keeps_the_states_of_its_probes_until_it_has_ended(pipeline):
@@ -189,14 +215,14 @@ def test_a_request_that_still_runs_keeps_the_states_of_its_probes_until_it_has_e
 
     said = pipeline.run("erase", "--request-id", "r9", code=1)
     assert "r9 still runs" in said
-    assert f"{pipeline.prefix}.probe.state: 1 records, kept until the request has ended" in said
+    assert f"{pipeline.prefix}.probe.state: 1 record, kept until the request has ended" in said
     assert [record.value for record in records(pipeline, "probe.state") if record.key == key] == [value]
     assert len(records(pipeline, "erasures")) == 1
 
     final = event("r9", kind=GenerationKind.FINAL, outcome=Outcome.COMPLETED)
     pipeline.write(publisher, pipeline.plan.generations, "r9", CODEC.encode(final))
     assert publisher.close(60.0) == 0
-    assert f"{pipeline.prefix}.probe.state: 1 keys deleted" in pipeline.run("erase", "--request-id", "r9")
+    assert f"{pipeline.prefix}.probe.state: 1 key deleted" in pipeline.run("erase", "--request-id", "r9")
     assert [record.value for record in records(pipeline, "probe.state") if record.key == key] == [value, None]
 
 

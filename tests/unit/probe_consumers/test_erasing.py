@@ -7,13 +7,14 @@ import json
 import numpy as np
 import pytest
 
+from probe_consumers.dataset_erased import prefix_of
 from tests.unit.probe_consumers.dataset_doubles import CODEC, NAMES, Topics, recorded
 from undercurrent import evaluation
 from undercurrent.cli.main import PROG_NAME, app
 from undercurrent.cli.running import run
 from undercurrent.errors import DatasetError, ReplayError
 from undercurrent.evaluation.dataset_format import check_files, read_manifest
-from undercurrent.evaluation.erasing import erase_from_folder
+from undercurrent.evaluation.erasing import erase_from_folder, requests_in
 from undercurrent.protocol.erasures import Erasures, digest
 from undercurrent.protocol.messages import Erasure
 
@@ -71,6 +72,56 @@ def test_it_may_be_repeated_and_goes_on_where_it_was_interrupted(folder):
     erase_from_folder(folder, "r1")
     assert check_files(folder, read_manifest(folder)) == []
     assert erase_from_folder(folder, "r1").rows == {}
+
+
+def test_several_are_taken_out_at_once_and_all_are_said_to_be_gone(folder):
+    before, whole = rows_of(folder), read_manifest(folder)
+    (folder / "report.html").write_text("<p>r10 was stopped</p>")
+    assert requests_in(folder) == set(NAMES)
+    assert erase_from_folder(folder, "r1", "r10", "nobody").left == ["report.html"]
+    assert requests_in(folder) == set(NAMES) - {"r1", "r10"}
+    assert rows_of(folder) == {name: rows for name, rows in before.items() if name not in ("r1", "r10")}
+    fresh = read_manifest(folder)
+    assert fresh["counts"]["requests"] == whole["counts"]["requests"] - 2
+    assert fresh["erased"] == sorted(map(digest, ("r1", "r10", "nobody")))
+    (folder / "report.html").unlink()
+    assert erase_from_folder(folder, "r1", "r10").left == []
+    assert check_files(folder, read_manifest(folder)) == []
+
+
+def test_the_command_takes_named_requests_out_without_a_broker(folder, capsys):
+    arguments = ["dataset", "erase", str(folder), "--request-id", "r1", "--request-id", "nobody"]
+    assert run(app, PROG_NAME, arguments) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith(f"{folder}: 14 rows of tensors overwritten, ")
+    assert ", 1 row of requests.parquet" in said.out
+    assert said.err == f"{folder}: no table holds request nobody\n"
+    assert "r1" not in rows_of(folder)
+    (folder / "report.html").write_text("<p>r2 was stopped</p>")
+    assert run(app, PROG_NAME, ["dataset", "erase", str(folder), "--request-id", "r2"]) == 1
+    assert f"{folder / 'report.html'}: still names what is erased: delete it" in capsys.readouterr().err
+
+
+def test_the_command_says_what_it_lacks(folder, capsys, monkeypatch):
+    monkeypatch.delenv("UNDERCURRENT_BOOTSTRAP_SERVERS", raising=False)
+    assert run(app, PROG_NAME, ["dataset", "erase", str(folder)]) == 2
+    assert "no broker named: give --bootstrap-servers" in capsys.readouterr().err
+    assert run(app, PROG_NAME, ["dataset", "erase", str(folder), "--request-id", "r1", "--prefix", "x"]) == 2
+    assert "--prefix: says where to ask which requests are erased" in capsys.readouterr().err
+    assert "r1" in rows_of(folder)
+
+
+def test_a_dataset_knows_whose_topics_it_was_exported_from(folder, tmp_path):
+    assert prefix_of(folder) == "undercurrent"
+    manifest = read_manifest(folder)
+    topics = manifest["source"]["topics"]
+    manifest["source"]["topics"] = {
+        "a.activations.generations": {},
+        "a.generations": topics["undercurrent.generations"],
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert prefix_of(folder) == "a"
+    assert prefix_of(tmp_path) is None
 
 
 def test_a_folder_without_tables_is_refused_and_so_is_the_command_before_it_marks_anything(tmp_path, capsys):
