@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -17,7 +18,7 @@ from probe_consumers.dataset_streams import StreamExport
 from probe_consumers.decoding import Decoder
 from probe_consumers.replay_range import RangeRequest
 from undercurrent.codec import Codec
-from undercurrent.errors import TopicError
+from undercurrent.errors import DatasetError, TopicError
 from undercurrent.evaluation.dataset_facts import FactStore
 from undercurrent.evaluation.dataset_folder import FACTS, under_way
 from undercurrent.evaluation.dataset_format import (
@@ -32,6 +33,7 @@ from undercurrent.evaluation.dataset_format import (
 from undercurrent.evaluation.dataset_split import SplitRule
 from undercurrent.evaluation.dataset_tables import write_tables
 from undercurrent.evaluation.dataset_writer import SHARD_BYTES, DatasetWriter
+from undercurrent.files import write_text
 from undercurrent.kafka.records import Record
 from undercurrent.protocol.erasures import Erasures
 from undercurrent.topics import TopicPlan
@@ -86,7 +88,7 @@ def export(
         progress: shows how far it is.
 
     Raises:
-        DatasetError: the folder holds something else, or another export is writing it.
+        DatasetError: the folder holds something else, cannot be written, or another export is writing it.
         TopicError: a point has no topic.
         ReplayError: a part of a topic cannot be read, or a request that was asked for is erased.
     """
@@ -98,7 +100,7 @@ def export(
     }
     erasures = _erasures(source, plan)
     erasures.refuse(order.requests)
-    with under_way(out):
+    with under_way(out), _database(out / FACTS):
         facts = FactStore(out / FACTS)
         try:
             total = sum(span.end - span.start for part in _there(parts, beside) for span in part.spans.values())
@@ -112,6 +114,17 @@ def export(
                 return _export(source.codec, plan, order, out, watched, near, facts)
         finally:
             facts.close()
+
+
+@contextmanager
+def _database(path: Path) -> Iterator[None]:
+    """Name the file of facts where it cannot be written: the library says no more than that a disk is full."""
+    try:
+        yield
+    except sqlite3.Error as exc:
+        raise DatasetError(
+            f"{path}: cannot be written: {exc}: make room there and run it again, or name another folder"
+        ) from exc
 
 
 def _there(parts: Mapping[str, TopicPart], beside: Mapping[str, TopicPart | None]) -> Iterator[TopicPart]:
@@ -201,7 +214,7 @@ def _export(
 
 def _described(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     tables = sorted(path.relative_to(folder).as_posix() for path in folder.glob("data/*.parquet"))
-    (folder / README).write_text(readme(manifest, tables), encoding="utf-8")
+    write_text(folder / README, readme(manifest, tables))
     manifest["files"] = file_facts(folder)
     write_manifest(folder, manifest)
     return manifest

@@ -13,9 +13,11 @@ import typer
 
 from probe_consumers.recording_options import SOURCE_HELP, SourceOptions
 from undercurrent.cli.grouping import with_options
+from undercurrent.cli.options import check_writable
 from undercurrent.cli.probe_options import chosen_point, options_named
 from undercurrent.cli.progress import progress
 from undercurrent.cli.tables import write_table
+from undercurrent.counts import counted
 from undercurrent.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -93,6 +95,8 @@ def _checked(sizes: list[int], part: str, folder: Path | None, force: bool) -> t
         raise ConfigError(f"--project: {', '.join(map(str, sizes))}; accepted: each size once")
     if folder is not None and not sizes:
         raise ConfigError("--save-projection: there is no --project to save")
+    if folder is not None:
+        check_writable(folder, "--save-projection")
     there = [] if folder is None or force else [size for size in sizes if (folder / str(size)).exists()]
     if folder is not None and there:
         raise ConfigError(f"--save-projection: {folder / str(there[0])} is there already; --force replaces it")
@@ -182,7 +186,7 @@ def _drift_json(quantiles: Mapping[float, float], most: float) -> dict[str, floa
 def _write(probe: str, point: str, found: Precision, rows: Rows) -> None:
     sys.stdout.write(
         f"{probe} at point {point}, layer {','.join(map(str, found.layers))}, recorded as {found.recorded}: "
-        f"{found.requests:,} requests, {found.positives:,} positive, {found.negatives:,} negative; "
+        f"{counted(found.requests, 'request')}, {found.positives:,} positive, {found.negatives:,} negative; "
         f"it acts on {found.acts:,} at {found.threshold:.6g}\n"
         f"score drift in units of the scores' standard deviation, {found.spread:.4g}; bytes a token before "
         f"compression\n\n"
@@ -195,7 +199,7 @@ def _write(probe: str, point: str, found: Precision, rows: Rows) -> None:
         if row.kept is not None
     )
     sys.stdout.writelines(
-        f"{row.name}: the probe ends {row.failed:,} requests with an error\n" for row, _ in rows if row.failed
+        f"{row.name}: the probe ends {counted(row.failed, 'request')} with an error\n" for row, _ in rows if row.failed
     )
 
 

@@ -66,9 +66,7 @@ class Checkpoint:
 
 def write_json(path: Path, value: Any) -> None:  # noqa: ANN401 - plain data
     """Write plain data in one step: it is there whole, or as it was."""
-    fresh = path.with_suffix(".new")
-    write_text(fresh, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-    fresh.replace(path)
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def part_folder(out: Path, partition: int) -> Path:

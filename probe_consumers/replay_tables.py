@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from probe_consumers.replay import LeftOut
 from undercurrent.errors import ReplayError
-from undercurrent.files import writing
+from undercurrent.files import replacing, writing
 from undercurrent.protocol.messages import ProbeVerdict, VerdictKind
 from undercurrent.protocol.streams import StreamId
 
@@ -176,10 +176,9 @@ def read_log(path: Path) -> Iterator[pa.RecordBatch]:
 
 def write_parquet(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
     """Write a table in one step: it is there whole, or not at all. Its bytes depend on its rows alone."""
-    fresh = path.with_suffix(".new")
     waiting: list[pa.RecordBatch] = []
     rows = 0
-    with writing(fresh), pq.ParquetWriter(fresh, schema, compression="zstd") as writer:
+    with replacing(path) as fresh, writing(fresh), pq.ParquetWriter(fresh, schema, compression="zstd") as writer:
         for batch in batches:
             waiting.append(batch)
             rows += batch.num_rows
@@ -190,4 +189,3 @@ def write_parquet(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatc
                 rows -= _ROW_GROUP
         if rows:
             writer.write_table(pa.Table.from_batches(waiting, schema).combine_chunks(), row_group_size=_ROW_GROUP)
-    fresh.replace(path)

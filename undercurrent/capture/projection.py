@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import safetensors
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from undercurrent.errors import CaptureError
+from undercurrent.files import write_bytes
 from undercurrent.spec import ExtractionPoint
 
 _KEY = "projection"
@@ -101,8 +102,12 @@ def projection_from(array: npt.NDArray[Any], where: str) -> Projection:
 
 
 def write_projection(projection: Projection, path: Path) -> None:
-    """Write a projection as the .safetensors file that `load_projection` reads."""
-    save_file({_KEY: projection.matrix}, path)
+    """Write a projection as the .safetensors file that `load_projection` reads.
+
+    Raises:
+        OSError: with the file's name.
+    """
+    write_bytes(path, save({_KEY: projection.matrix}))
 
 
 def _read_npy(path: Path) -> tuple[str, npt.NDArray[Any]]:

@@ -11,6 +11,8 @@ import typer
 from undercurrent.cli.options import Bootstrap, ConfigFile, Prefix
 from undercurrent.cli.tables import moment
 from undercurrent.cli.times import parse_time
+from undercurrent.counts import counted
+from undercurrent.files import write_bytes
 
 if TYPE_CHECKING:
     from undercurrent.insight.letter_list import LetterList
@@ -85,7 +87,7 @@ def show(
         if letter.erased:
             raise TopicError(f"{letter.place}: its request is erased, and nothing of it is saved")
         try:
-            save.write_bytes(letter.record.value or b"")
+            write_bytes(save, letter.record.value or b"")
         except OSError as exc:
             raise ConfigError(f"--save {save}: {exc.strerror or exc}") from exc
     _write_letter(letters, letter, letters.objection(letter))
@@ -118,7 +120,9 @@ def requeue(
     if caveat := letters.caveat(letter):
         sys.stderr.write(f"undercurrent dlq requeue: {letter.place}: {caveat}\n")
     way = letters.way(letter)
-    said = f"{len(way.value or b'')} bytes under key {_text(way.key)} to {way.where.topic}[{way.where.number}]"
+    said = (
+        f"{counted(len(way.value or b''), 'byte')} under key {_text(way.key)} to {way.where.topic}[{way.where.number}]"
+    )
     if dry_run:
         sys.stdout.write(f"would write {said}\n")
         return 0
@@ -193,7 +197,7 @@ def _write_list(found: LetterList) -> None:
         f"{count:,} {why} of {topic.removesuffix(DLQ_SUFFIX)}" for (topic, why), count in sorted(found.sums.items())
     )
     total = sum(found.sums.values())
-    told = f"{total:,} letter{'' if total == 1 else 's'}: {listed}"
+    told = f"{counted(total, 'letter')}: {listed}"
     out.print(text(told + (f"; the last {len(shown):,} are shown" if len(shown) < total else "")))
 
 
@@ -235,7 +239,7 @@ def _write_letter(letters: Letters, letter: DeadLetterRecord, wrong: str | None)
     if letter.erased:
         return
     more = f", the first {_BYTES_SHOWN} of {len(value)}" if len(value) > _BYTES_SHOWN else ""
-    out.print(text(f"{len(value)} bytes{more}:", "bold"))
+    out.print(text(f"{counted(len(value), 'byte')}{more}:", "bold"))
     for at in range(0, min(len(value), _BYTES_SHOWN), 16):
         row = value[at : at + 16]
         readable = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)

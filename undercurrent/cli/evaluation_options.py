@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from undercurrent.cli.options import check_writable
 from undercurrent.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -67,13 +68,14 @@ Replace = Annotated[bool, typer.Option("--force", help="Replace the report that 
 
 
 def check_out(out: Path, force: bool, name: str = "report.json") -> None:
-    """Refuse to write over a report that nobody said may go.
+    """Refuse to write over a report that nobody said may go, and where nothing can be written, before any work is done.
 
     Raises:
-        ConfigError: there is one.
+        ConfigError: there is one, or the folder cannot be written to.
     """
     if (out / name).exists() and not force:
         raise ConfigError(f"--out: there is a {name} in {out}; --force replaces it")
+    check_writable(out, "--out")
 
 
 def check_label(label: str | None) -> str:

@@ -11,6 +11,7 @@ import typer
 
 from undercurrent.cli.scaffold import Deployment, usual_layer
 from undercurrent.errors import ConfigError
+from undercurrent.files import together, write_text
 
 app = typer.Typer(add_completion=False)
 
@@ -72,8 +73,8 @@ def write(folder: Path, files: Mapping[str, str], *, force: bool) -> None:
     if there and not force:
         raise ConfigError(f"{folder}: {', '.join(there)} already there; --force overwrites")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            (folder / name).write_text(text, encoding="utf-8")
+        with together(folder) as fresh:
+            for name, text in files.items():
+                write_text(fresh / name, text)
     except OSError as exc:
         raise ConfigError(f"{exc.filename or folder}: cannot be written: {exc.strerror}") from exc

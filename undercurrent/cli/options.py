@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from undercurrent.errors import ConfigError
 from undercurrent.service.logging import LogFormat
 
 BOOTSTRAP_VARIABLE = "UNDERCURRENT_BOOTSTRAP_SERVERS"
@@ -45,3 +47,18 @@ PointsFile = Annotated[
 Prefix = Annotated[
     str | None, typer.Option("--prefix", help="First part of each name, instead of the configuration's.")
 ]
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Refuse a file or folder that cannot be made or written to; what is there is left alone.
+
+    Raises:
+        ConfigError: naming the option, and the folder that is in the way.
+    """
+    there = path if path.is_dir() else path.absolute().parent
+    while not (there.exists() or there.is_symlink()):
+        there = there.parent
+    if not there.is_dir():
+        raise ConfigError(f"{option} {path}: {there} is no folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"{option} {path}: {there} may not be written to by this user, or lies on a read-only disk")

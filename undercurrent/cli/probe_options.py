@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from undercurrent.cli.options import check_writable
 from undercurrent.errors import ChoiceError, ConfigError
 
 if TYPE_CHECKING:
@@ -42,15 +43,16 @@ Force = Annotated[bool, typer.Option("--force", help="Replace the probe that is 
 
 
 def check_folder(out: Path, force: bool) -> None:
-    """Refuse to write over a probe that nobody said may go.
+    """Refuse to write over a probe that nobody said may go, and where nothing can be written, before any work is done.
 
     Raises:
-        ConfigError: there is one.
+        ConfigError: there is one, or the folder cannot be written to.
     """
     from undercurrent.probes.folder import CONFIG_NAME
 
     if (out / CONFIG_NAME).exists() and not force:
         raise ConfigError(f"--out: there is a probe in {out}; --force replaces it")
+    check_writable(out, "--out")
 
 
 def parse_aggregation(text: str) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -23,6 +24,9 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 EXIT_INTERRUPTED = 130
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NOT_MINE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 def exit_code(error: ProbingError) -> int:
@@ -59,10 +63,26 @@ def run(app: typer.Typer, prog_name: str, argv: Sequence[str] | None = None, *, 
         return EXIT_FAILED
     except OSError as exc:
         # A full disk, or a folder that may not be written: nothing that a traceback would help with.
-        complain(prog_name, str(exc))
+        complain(prog_name, _said(exc))
+        if exc.filename is None:
+            # It may have been standard output: what is still buffered would raise again when Python exits.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     # A command that ended by `typer.Exit` gives its code here, any other what it returned.
     return code if isinstance(code, int) else 0
+
+
+def _said(error: OSError) -> str:
+    """Return which file an error is about, what is wrong with it, and what helps; files that are written are named."""
+    where = "standard output" if error.filename is None and error.errno in _NO_ROOM else error.filename
+    if where is None or not error.strerror:
+        return str(error)
+    helps = ""
+    if error.errno in _NO_ROOM:
+        helps = ": make room there, or name a place on another disk"
+    elif error.errno in _NOT_MINE:
+        helps = ": let this user write there, or name another place"
+    return f"{where}: {error.strerror}{helps}"
 
 
 def complain(prog_name: str, message: str) -> None:

@@ -68,9 +68,10 @@ class Carried:
         """Write the matrix, as `reduce: {project: FILE}` takes it, and the probe's folder beside it."""
         assert self.probe is not None  # noqa: S101 - asked by the caller
         assert self.encoding.projection is not None  # noqa: S101 - it is carried to one
-        folder.mkdir(parents=True, exist_ok=True)
-        write_projection(self.encoding.projection, folder / PROJECTION_NAME)
+        # Without the matrix an engine starts with neither: what is written by halves is no other probe's.
+        (folder / PROJECTION_NAME).unlink(missing_ok=True)
         self.probe.save(folder / PROBE_NAME)
+        write_projection(self.encoding.projection, folder / PROJECTION_NAME)
 
 
 def why_not_carried(probe: LinearProbe | StoredProbe) -> str | None:

@@ -14,6 +14,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from pydantic import TypeAdapter
 
+from undercurrent.counts import counted
 from undercurrent.evaluation.comparing import Comparison, McNemar
 from undercurrent.evaluation.inputs import POSITIVE, UNKNOWN
 from undercurrent.evaluation.markup import document, draw, folded, grid
@@ -21,21 +22,26 @@ from undercurrent.evaluation.metrics import Floats
 from undercurrent.evaluation.plots import BLUE, GREY, RED, blank, roc_line
 from undercurrent.evaluation.report import Report
 from undercurrent.evaluation.resampling import Sample
-from undercurrent.files import write_text
+from undercurrent.files import together, write_text, writing
 
 SHOWN_POINTS = 4000
 SHOWN_ROWS = 200
 
 
 def write(found: Comparison, first: Report, second: Report, folder: Path) -> None:
-    """Write `compare.html`, `compare.json`, `compare.schema.json` and `disagreements.parquet`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "compare.html", page(found, first, second))
-    write_text(folder / "compare.json", found.to_json())
-    write_text(folder / "compare.schema.json", json.dumps(comparison_schema(), indent=1) + "\n")
+    """Write `compare.html`, `compare.json`, `compare.schema.json` and `disagreements.parquet`.
+
+    Raises:
+        OSError: naming the file that cannot be written; a comparison that was there is as it was.
+    """
     columns = ["request_id", "label", "first_score", "second_score", "first_acts", "second_acts"]
     rows = pd.DataFrame([asdict(row) for row in found.disagreements], columns=columns)
-    rows.to_parquet(folder / "disagreements.parquet", index=False)
+    with together(folder, last="compare.json") as fresh:
+        write_text(fresh / "compare.html", page(found, first, second))
+        write_text(fresh / "compare.json", found.to_json())
+        write_text(fresh / "compare.schema.json", json.dumps(comparison_schema(), indent=1) + "\n")
+        with writing(fresh / "disagreements.parquet"):
+            rows.to_parquet(fresh / "disagreements.parquet", index=False)
 
 
 def comparison_schema() -> dict[str, Any]:
@@ -66,8 +72,8 @@ def _parts(found: Comparison, first: Report, second: Report) -> Iterator[str]:
     alone = f", {found.left_out:,} of one alone left out" if found.left_out else ""
     grouped = "Groups hold several requests: McNemar takes them for independent, the intervals do not."
     yield (
-        f"<p>{found.n:,} requests of both test parts{alone}. Differences are the first minus the second, on the same "
-        f"resamples of groups. {grouped if found.grouped else ''}</p>"
+        f"<p>{counted(found.n, 'request')} of both test parts{alone}. Differences are the first minus the second, on "
+        f"the same resamples of groups. {grouped if found.grouped else ''}</p>"
     )
     yield "<h2>Differences</h2>" + grid(
         ("figure", escape(found.first), escape(found.second), "difference"),
@@ -82,7 +88,7 @@ def _parts(found: Comparison, first: Report, second: Report) -> Iterator[str]:
         [_decisions("positives", found.positives), _decisions("negatives", found.negatives)],
     )
     yield from _plots(found, first, second)
-    count = f"{len(found.disagreements):,} requests"
+    count = counted(len(found.disagreements), "request")
     yield f"<h2>Disagreements</h2><p>{count}; all are in <code>disagreements.parquet</code>.</p>"
     if found.disagreements:
         yield folded(

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from undercurrent.errors import DatasetError
 from undercurrent.evaluation.dataset_format import LABELS, MANIFEST, README, REQUESTS, STREAMS, UNFINISHED
+from undercurrent.files import is_fresh
 
 FACTS = ".facts.sqlite"
-_WRITTEN = ("data", "tensors", REQUESTS, STREAMS, LABELS, README, FACTS, MANIFEST + ".new")
+_WRITTEN = ("data", "tensors", REQUESTS, STREAMS, LABELS, README, FACTS)
 
 
 @contextlib.contextmanager
@@ -36,7 +37,7 @@ def under_way(folder: Path) -> Iterator[None]:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
             raise DatasetError(f"{folder}: another export is writing it") from exc
-        for path in (folder / name for name in _WRITTEN):
+        for path in (*(folder / name for name in _WRITTEN), *filter(is_fresh, folder.iterdir())):
             if path.is_dir():
                 shutil.rmtree(path)
             else:

@@ -24,6 +24,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from undercurrent.counts import counted
 from undercurrent.errors import DatasetError
 from undercurrent.evaluation.dataset_split import PARTS
 from undercurrent.files import write_text
@@ -179,9 +180,7 @@ def file_facts(folder: Path) -> dict[str, dict[str, Any]]:
 
 def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Write the manifest in one step: it is there whole, or as it was."""
-    fresh = folder / (MANIFEST + ".new")
-    write_text(fresh, json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
-    fresh.replace(folder / MANIFEST)
+    write_text(folder / MANIFEST, json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -271,7 +270,7 @@ def readme(manifest: Mapping[str, Any], data_files: Sequence[str]) -> str:
             "",
             "# Recorded activations",
             "",
-            f"{counts['requests']} requests with {counts['rows']} activation rows, exported on "
+            f"{counted(counts['requests'], 'request')} with {counted(counts['rows'], 'activation row')}, exported on "
             f"{manifest['created_at']} from topics of an Undercurrent pipeline.",
             "",
             f"- Split by `{manifest['split']['group_by']}`: "

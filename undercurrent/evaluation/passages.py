@@ -11,6 +11,7 @@ from typing import IO
 import numpy as np
 
 from undercurrent.evaluation.figures import Ints
+from undercurrent.files import writing
 
 HELD_PAIRS = 1 << 21
 """Pairs of 16 bytes that are held before they are written down."""
@@ -63,7 +64,8 @@ class Passages:
         order = np.argsort(bucket, kind="stable")
         cuts = np.searchsorted(bucket[order], np.arange(_BUCKETS + 1))
         for bucket_file, low, high in zip(self._files, cuts, cuts[1:], strict=False):
-            bucket_file.write(np.ascontiguousarray(pairs[order[low:high]]).tobytes())
+            with writing(self._folder or Path(tempfile.gettempdir())):
+                bucket_file.write(np.ascontiguousarray(pairs[order[low:high]]).tobytes())
         self._pairs, self._count = [], 0
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from undercurrent.counts import counted
 from undercurrent.errors import EvaluationError
 from undercurrent.evaluation.dataset import Dataset
 from undercurrent.evaluation.dataset_evaluation import Judged, dataset_facts
 from undercurrent.evaluation.figures import Figure
 from undercurrent.evaluation.fit.artefact import CARD_NAME, METRICS_FORMAT, METRICS_NAME, UNJUDGED
 from undercurrent.evaluation.request_facts import Reading
+from undercurrent.files import write_text
 
 
 def read_metrics(folder: Path) -> dict[str, Any]:
@@ -78,21 +79,22 @@ def record_test(folder: Path, entry: Mapping[str, Any]) -> None:
     """
     metrics = {"format": METRICS_FORMAT, **read_metrics(folder), "test": dict(entry)}
     try:
-        _replace(folder / METRICS_NAME, json.dumps(metrics, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        write_text(folder / METRICS_NAME, json.dumps(metrics, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
         card = folder / CARD_NAME
         text = card.read_text(encoding="utf-8") if card.is_file() else ""
         if UNJUDGED in text:
-            _replace(card, text.replace(UNJUDGED, _sentence(entry)))
+            write_text(card, text.replace(UNJUDGED, _sentence(entry)))
     except OSError as wrong:
         raise EvaluationError(
             f"{folder}: the figures cannot be written: {wrong}; --no-record leaves it as it is"
-        ) from (wrong)
+        ) from wrong
 
 
 def _sentence(entry: Mapping[str, Any]) -> str:
     return (
-        f"On the test part of `{entry['dataset']['path']}` ({entry['requests']:,} requests, {entry['positives']:,} "
-        f"positive, read {entry['test_reads']} times, {entry['at']}): {entry['headline']}"
+        f"On the test part of `{entry['dataset']['path']}` ({counted(entry['requests'], 'request')}, "
+        f"{entry['positives']:,} positive, read {counted(entry['test_reads'], 'time')}, {entry['at']}): "
+        f"{entry['headline']}"
     )
 
 
@@ -100,9 +102,3 @@ def _plain(figure: Figure) -> dict[str, Any] | str:
     if figure.value is None:
         return figure.unavailable or "n/a"
     return {name: value for name, value in asdict(figure).items() if name != "unavailable"}
-
-
-def _replace(path: Path, text: str) -> None:
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.write_text(text, encoding="utf-8")
-    fresh.replace(path)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from undercurrent.errors import EvaluationError
 from undercurrent.evaluation.findings import Findings, read_findings, schema
 from undercurrent.evaluation.page import page, summary
-from undercurrent.files import write_text, writing
+from undercurrent.files import together, write_text, writing
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,17 @@ class Report:
         return page(self.findings, self.table, self.tokens)
 
     def write(self, folder: Path) -> None:
-        """Write `report.html`, `report.json`, `report.schema.json` and `scores.parquet`."""
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "report.json", self.findings.to_json())
-        write_text(folder / "report.schema.json", json.dumps(schema(), indent=1) + "\n")
-        write_text(folder / "report.html", self.html())
-        with writing(folder / "scores.parquet"):
-            self.table.to_parquet(folder / "scores.parquet", index=False)
+        """Write `report.html`, `report.json`, `report.schema.json` and `scores.parquet`.
+
+        Raises:
+            OSError: naming the file that cannot be written; a report that was there is as it was.
+        """
+        with together(folder, last="report.json") as fresh:
+            write_text(fresh / "report.json", self.findings.to_json())
+            write_text(fresh / "report.schema.json", json.dumps(schema(), indent=1) + "\n")
+            write_text(fresh / "report.html", self.html())
+            with writing(fresh / "scores.parquet"):
+                self.table.to_parquet(fresh / "scores.parquet", index=False)
 
     @classmethod
     def read(cls, folder: Path) -> Report:

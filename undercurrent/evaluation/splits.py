@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from undercurrent.evaluation.dataset_split import PARTS, SplitRule
 from undercurrent.evaluation.duplicates import Duplicates, find_duplicates, join
 from undercurrent.evaluation.figures import Ints
 from undercurrent.evaluation.metrics import Floats
+from undercurrent.files import write_text
 
 UNUSED = "unused"
 """Part of the earlier requests of a group that goes on after `test_after`."""
@@ -92,11 +92,9 @@ class StoredSplit:
         Raises:
             EvaluationError: it cannot be written there.
         """
-        new = path.with_name(f".{path.name}.{os.getpid()}")
         told = {"format": 1, "shares": self.rule.shares, "salt": self.rule.salt, "test_reads": self.test_reads}
         try:
-            new.write_text(json.dumps({**told, "parts": self.parts}, indent=1, sort_keys=True) + "\n")
-            new.replace(path)
+            write_text(path, json.dumps({**told, "parts": self.parts}, indent=1, sort_keys=True) + "\n")
         except OSError as exc:
             raise EvaluationError(f"{path}: the split cannot be kept there: {exc.strerror}") from exc
 

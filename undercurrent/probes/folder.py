@@ -20,9 +20,10 @@ import numpy as np
 import safetensors
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError, model_validator
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from undercurrent.errors import ProbeError
+from undercurrent.files import together, write_bytes, write_text
 from undercurrent.probes.aggregators import AggregationSettings, MaxSettings
 from undercurrent.probes.course import CoherenceSettings
 from undercurrent.probes.reading import describe, read_json
@@ -289,9 +290,13 @@ def write_folder(artefact: LinearArtefact, path: Path) -> None:
 def write_parts(
     path: Path, config: ProbeConfig, tensors: Mapping[str, NDArray[Any]], reference: Mapping[str, NDArray[Any]]
 ) -> None:
-    """Write a probe as a folder; the folder is made, its two files are replaced."""
-    path.mkdir(parents=True, exist_ok=True)
+    """Write a probe as a folder; the folder is made, its two files are replaced.
+
+    Raises:
+        OSError: naming the file that cannot be written; a probe that was there is as it was.
+    """
     named = {**tensors, **{f"{REFERENCE_PREFIX}{name}": array for name, array in reference.items()}}
-    save_file({name: np.ascontiguousarray(array) for name, array in named.items()}, path / WEIGHTS_NAME)
     data = config.model_dump(mode="json", exclude_none=True)
-    (path / CONFIG_NAME).write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    with together(path, last=CONFIG_NAME) as fresh:
+        write_bytes(fresh / WEIGHTS_NAME, save({name: np.ascontiguousarray(array) for name, array in named.items()}))
+        write_text(fresh / CONFIG_NAME, json.dumps(data, indent=2, ensure_ascii=False) + "\n")

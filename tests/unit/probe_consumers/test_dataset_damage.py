@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from probe_consumers.dataset_streams import ended_of
-from tests.unit.probe_consumers.dataset_doubles import recorded
+from tests.unit.full_disk import full_disk
+from tests.unit.probe_consumers.dataset_doubles import Topics, recorded, rows
 from undercurrent import evaluation
 from undercurrent.errors import DatasetError
 from undercurrent.protocol.streams import StreamTable
@@ -83,3 +84,21 @@ def test_an_end_whose_counts_do_not_go_together_is_exported_as_far_as_it_tells()
     [closed] = table.observe(1, replace(stream.ended(), emitted=(3, 4), dropped=(1,)))
     found = ended_of(closed.stream)
     assert (found["layers"], found["emitted"], found["dropped"]) == ([0, 1], [3, 4], [1, 0])
+
+
+@pytest.mark.parametrize(
+    ("most_bytes", "file"), [(4096, r"\.facts\.sqlite: cannot be written: "), (60_000, r"tensors/fit-0\S* cannot be")]
+)
+def test_a_full_disk_is_said_with_the_file_and_leaves_no_dataset(tmp_path, most_bytes, file):
+    topics, out = Topics(), tmp_path / "d"
+    for number in range(20):
+        stream = StreamBuilder(f"r{number}", layers=(3, 5), prompt_len=2, width=64, dtype="float32")
+        topics.activations(
+            stream, stream.start(), stream.block(list(range(40)), rows(f"r{number}", 40, width=64)), stream.end()
+        )
+    with full_disk(most_bytes), pytest.raises(DatasetError, match=file):
+        topics.export(out)
+    with pytest.raises(DatasetError, match="did not finish: run it again"):
+        evaluation.load(out)
+    topics.export(out)
+    assert evaluation.load(out).verify() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.unit.full_disk import full_disk
 from tests.unit.probe_consumers.dataset_doubles import Topics, rows
 from undercurrent import evaluation
 from undercurrent.cli.main import PROG_NAME, app
@@ -175,3 +177,16 @@ def test_what_is_wrong_is_named_and_nothing_is_written(
     assert train(dataset, tmp_path / "p", *more) in (1, 2)
     assert says in capsys.readouterr().err
     assert not (tmp_path / "p").exists()
+
+
+def test_a_probe_that_does_not_fit_on_the_disk_leaves_the_one_that_was_there(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "p"
+    assert train(dataset, out, "--layers", "5") == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with full_disk(256):
+        code = train(dataset, out, "--layers", "3", "--force")
+    assert code == 1
+    assert re.search(r"/p/\S+: File too large: make room there", capsys.readouterr().err)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before

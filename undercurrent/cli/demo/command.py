@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from undercurrent.cli.options import EngineKind
+from undercurrent.cli.options import EngineKind, check_writable
 from undercurrent.cli.running import EXIT_FAILED, EXIT_INTERRUPTED
+from undercurrent.counts import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,6 +62,8 @@ def demo(
     from undercurrent.cli.demo.processes import ProcessFailedError
     from undercurrent.cli.demo.stage import Stage
 
+    if report is not None:
+        check_writable(report, "--report")
     console = Console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS)
     folder = work_dir or Path(".undercurrent") / "demo" / time.strftime("%Y%m%d-%H%M%S")
     with _interrupted_by_signals():
@@ -117,7 +120,7 @@ def _explain(console: Console, error: ProcessFailedError, logs: Path) -> None:
 
     console.print(Text(f"FAILED: {error}", style="bold red"))
     lines = error.last_lines()
-    console.print(Text(f"last {len(lines)} lines of {error.log}:"))
+    console.print(Text(f"last {counted(len(lines), 'line')} of {error.log}:"))
     for line in lines:
         console.print(Text(f"  {line}"), highlight=False)
     console.print(Text(f"all logs: {logs}"))

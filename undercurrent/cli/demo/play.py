@@ -18,7 +18,9 @@ from undercurrent.cli.demo.stage import Stage
 from undercurrent.cli.demo.story import Story
 from undercurrent.cli.demo.view import View, final_table, panel
 from undercurrent.cli.demo.watch import Watch
+from undercurrent.counts import counted
 from undercurrent.errors import UnreachableError
+from undercurrent.files import write_text
 from undercurrent.testing import demo_model as vault
 
 ENGINE_START_S = 300.0
@@ -158,7 +160,9 @@ class Play:
         code = self._command("replay", self._stage.replay_argv, accept=(0, 1))
         replayed = self._stage.read_replay(code)
         equal = "all equal to the live ones" if replayed.equal else "NOT equal"
-        self._view.done(f"{replayed.verdicts} verdicts and {replayed.scores} scores compared, {equal}")
+        self._view.done(
+            f"{counted(replayed.verdicts, 'verdict')} and {counted(replayed.scores, 'score')} compared, {equal}"
+        )
         return replayed
 
     def _rows(self, live: Story, alone: Story) -> list[Row]:
@@ -170,7 +174,7 @@ class Play:
 
     def _closing(self, rows: Sequence[Row]) -> str:
         lead = least_lead(rows)
-        least = f"The least lead was {lead} tokens. " if lead is not None else ""
+        least = f"The least lead was {counted(lead, 'token')}. " if lead is not None else ""
         return (
             f"{least}Where the first digit would have stood is known from the second run: same prompt, same seed, same "
             "engine, no capture. It counts only where the text up to the stop is the same."
@@ -220,4 +224,4 @@ class Play:
 def write_report(path: Path, ending: Ending) -> None:
     """Write the report as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**ending.report, "broken_promises": ending.broken}, indent=2) + "\n", encoding="utf-8")
+    write_text(path, json.dumps({**ending.report, "broken_promises": ending.broken}, indent=2) + "\n")

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from undercurrent.counts import counted
 from undercurrent.evaluation.fit.fitted import TrainableProbe
+from undercurrent.files import together, write_text
+from undercurrent.probes.folder import CONFIG_NAME
 
 METRICS_FORMAT = "undercurrent.probe-metrics/1"
 METRICS_NAME = "metrics.json"
@@ -30,12 +33,16 @@ class TrainedProbe:
     metrics: Mapping[str, Any]
 
     def save(self, folder: str | Path) -> None:
-        """Write `probe.safetensors`, `probe.json`, `metrics.json` and `README.md`; the folder is made."""
-        path = Path(folder)
-        self.probe.save(path)
+        """Write `probe.safetensors`, `probe.json`, `metrics.json` and `README.md`; the folder is made.
+
+        Raises:
+            OSError: naming the file that cannot be written; what was there is as it was.
+        """
         text = json.dumps(self.metrics, indent=2, ensure_ascii=False, allow_nan=False)
-        (path / METRICS_NAME).write_text(text + "\n", encoding="utf-8")
-        (path / CARD_NAME).write_text(card(self.probe, self.metrics), encoding="utf-8")
+        with together(Path(folder), last=CONFIG_NAME) as fresh:
+            self.probe.save(fresh)
+            write_text(fresh / METRICS_NAME, text + "\n")
+            write_text(fresh / CARD_NAME, card(self.probe, self.metrics))
 
 
 def card(probe: TrainableProbe, metrics: Mapping[str, Any]) -> str:
@@ -83,10 +90,10 @@ _NOUNS = {"generated": "answer", "prompt": "prompt"}
 
 def _fit_text(fit: Mapping[str, Any]) -> str:
     return (
-        f"Fitted on {fit['requests']:,} requests ({fit['positives']:,} positive) of {fit['groups']:,} groups, "
-        f"{fit['tokens']:,} tokens of which {fit['sampled_tokens']:,} were sampled (at most "
-        f"{fit['tokens_per_request']} a request); each request weighs the same. "
-        f"{fit['unlabelled']:,} unlabelled requests were left out.\n"
+        f"Fitted on {counted(fit['requests'], 'request')} ({fit['positives']:,} positive) of "
+        f"{counted(fit['groups'], 'group')}, {fit['tokens']:,} tokens of which {fit['sampled_tokens']:,} were "
+        f"sampled (at most {fit['tokens_per_request']} a request); each request weighs the same. "
+        f"{counted(fit['unlabelled'], 'unlabelled request was', 'unlabelled requests were')} left out.\n"
     )
 
 
@@ -113,13 +120,13 @@ def _choice_text(metrics: Mapping[str, Any]) -> str:
 def _threshold_text(figures: Mapping[str, Any]) -> str:
     backed = figures.get("wanted_fpr_is_backed")
     lines = [
-        f"The threshold was placed for at most {figures['wanted_fpr']:.2%} false positives on {figures['negatives']:,} "
-        f"negative requests of the threshold split.",
+        f"The threshold was placed for at most {figures['wanted_fpr']:.2%} false positives on "
+        f"{counted(figures['negatives'], 'negative request')} of the threshold split.",
         f"- false positive rate there: {_rate(figures['fpr'])}",
         f"- true positive rate there: {_rate(figures['tpr'])}" if "tpr" in figures else "",
         f"- whether that many negatives can tell such a rate: {backed}" if isinstance(backed, str) else "",
-        f"- stated for requests of up to {figures['holds_up_to_tokens']:,} counted tokens: longer ones have more "
-        f"chances to reach a threshold",
+        f"- stated for requests of up to {counted(figures['holds_up_to_tokens'], 'counted token')}: longer ones have "
+        f"more chances to reach a threshold",
     ]
     return "\n".join(line for line in lines if line) + "\n"
 

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.unit.full_disk import full_disk
 from tests.unit.undercurrent.cli.evaluation_doubles import (
     PROMPT,
     is_positive,
@@ -143,7 +144,7 @@ def test_without_token_ids_no_text_is_cut_and_that_is_said(tmp_path: Path, capsy
     rule = SplitRule(shares=(0.3, 0.2, 0.5), group_by="user")
     write_dataset(tmp_path / "d", 120, rule=rule, token_ids=False)
     assert run(app, PROG_NAME, ["dataset", "info", str(tmp_path / "d")]) == 0
-    assert "residual: no token ids were recorded of 1440 positions (token_ids: false)" in capsys.readouterr().out
+    assert "residual: no token ids were recorded of 1,440 positions (token_ids: false)" in capsys.readouterr().out
     probe, tokenizer = write_probe(tmp_path / "guard"), write_tokenizer(tmp_path / "tokenizer.json")
     more = ("--source", "ann", "--tokenizer", str(tokenizer), "--with-text")
     assert evaluate(probe, tmp_path / "d", tmp_path / "r", *more) == 0
@@ -380,3 +381,25 @@ def test_a_comparison_says_what_it_lacks(folders: Path, tmp_path: Path, capsys: 
     assert "holds no report.json; a report is a folder with both" in capsys.readouterr().err
     assert compare(folders / "guard", folders / "blind", folders / "d", "--out", tmp_path / "c") == 2
     assert "--label: which one?" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made_is_named_before_any_work(
+    folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    before = len(evaluation.load(folders / "d").manifest.get("test_reads", ()))
+    assert evaluate(folders / "guard", folders / "d", tmp_path / "file" / "out") == 2
+    assert f"--out {tmp_path / 'file' / 'out'}: {tmp_path / 'file'} is no folder" in capsys.readouterr().err
+    assert len(evaluation.load(folders / "d").manifest.get("test_reads", ())) == before
+
+
+def test_a_report_that_does_not_fit_on_the_disk_is_named_and_no_report(
+    folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    with full_disk(20_000):
+        code = evaluate(folders / "guard", folders / "d", out, "--no-record")
+    assert code == 1
+    told = rf"{out}/report\.\S+: File too large: make room there, or name a place on another disk"
+    assert re.search(told, capsys.readouterr().err)
+    assert list(out.iterdir()) == []

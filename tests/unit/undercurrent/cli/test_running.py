@@ -4,6 +4,7 @@ import errno
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import typer
@@ -86,7 +87,32 @@ def test_success_is_zero_and_a_returned_code_is_kept() -> None:
 
 def test_a_full_disk_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(raising(OSError(errno.ENOSPC, "No space left on device", "r/x")), "u", [], group=False) == 1
-    assert capsys.readouterr().err == "u: [Errno 28] No space left on device: 'r/x'\n"
+    told = "u: r/x: No space left on device: make room there, or name a place on another disk\n"
+    assert capsys.readouterr().err == told
+
+
+def test_a_folder_that_may_not_be_written_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(raising(PermissionError(errno.EACCES, "Permission denied", "r/x")), "u", [], group=False) == 1
+    told = "u: r/x: Permission denied: let this user write there, or name another place\n"
+    assert capsys.readouterr().err == told
+
+
+def test_a_full_disk_under_standard_output_is_one_line() -> None:
+    code = (
+        "import sys, typer\n"
+        "from undercurrent.cli.running import run\n"
+        "app = typer.Typer()\n"
+        "@app.command()\n"
+        "def go():\n"
+        "    sys.stdout.write('line\\n')\n"
+        "sys.exit(run(app, 'tool', [], group=False))\n"
+    )
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    told = "tool: standard output: No space left on device: make room there, or name a place on another disk\n"
+    assert (done.returncode, done.stderr) == (1, told)
 
 
 def test_what_is_not_ours_is_not_hidden() -> None:
