@@ -12,24 +12,7 @@ import typer
 
 from probe_consumers.recording_options import SOURCE_HELP, JudgingOptions
 from undercurrent.cli import progress as shown
-from undercurrent.cli.evaluation_options import (
-    Confidence,
-    Fpr,
-    HoldoutShare,
-    JudgedBy,
-    Point,
-    Replace,
-    Rounds,
-    Seed,
-    Source,
-    SplitFile,
-    check_label,
-    check_out,
-    named,
-    options_for,
-    plain_console,
-    progress,
-)
+from undercurrent.cli.evaluation_options import CaseOptions, check_out, named, plain_console, progress
 from undercurrent.cli.grouping import with_options
 from undercurrent.cli.probe_options import OutFolder, options_named
 from undercurrent.counts import counted
@@ -46,23 +29,14 @@ app = typer.Typer(help="Compare two probes on the same requests.", add_completio
 
 @app.command()
 @with_options("read", JudgingOptions)
+@with_options("judge", CaseOptions)
 def compare(
     first: Annotated[str, typer.Argument(help="A probe; or, without SOURCE, a folder of `probe evaluate`.")],
     second: Annotated[str, typer.Argument(help="Another one.")],
     out: OutFolder,
     source: Annotated[str | None, typer.Argument(help=SOURCE_HELP)] = None,
-    label: Annotated[str | None, typer.Option("--label", help="Name of the label that is the truth.")] = None,
-    label_source: Source = None,
-    point: Point = None,
-    judged_by: JudgedBy = None,
-    split_file: SplitFile = None,
-    fpr: Fpr = None,
-    holdout_share: HoldoutShare = None,
-    rounds: Rounds = 2000,
-    seed: Seed = 0,
-    confidence: Confidence = 0.95,
-    force: Replace = False,
     *,
+    judge: CaseOptions,
     read: JudgingOptions,
 ) -> None:
     """Tell how two probes differ: paired bootstrap, McNemar, and the requests on which they disagree.
@@ -72,7 +46,7 @@ def compare(
     earlier evaluations of the same test part. Writes compare.html, compare.json with its schema, and
     disagreements.parquet.
     """
-    check_out(out, force, "compare.json")
+    check_out(out, judge.force, "compare.json")
     from undercurrent.evaluation.comparing import compare as compare_reports
     from undercurrent.evaluation.comparing_page import write
     from undercurrent.evaluation.resampling import Bootstrap
@@ -83,17 +57,9 @@ def compare(
     else:
         from probe_consumers.recorded import recorded
         from undercurrent.evaluation.dataset_evaluation import Case
-        from undercurrent.evaluation.request_facts import Reading
 
-        reading = Reading(
-            label=check_label(label),
-            source=label_source,
-            judged_by=tuple(judged_by or ()),
-            group_by=read.regrouped(source),
-            holdout_share=holdout_share,
-        )
-        options = options_for(reading, fpr, None, rounds=rounds, seed=seed, confidence=confidence)
-        case = Case(reading=reading, options=options, point=point, split_file=split_file)
+        reading = judge.reading(read.regrouped(source))
+        case = Case(reading=reading, options=judge.options(reading), point=judge.point, split_file=judge.split_file)
         with (
             options_named(),
             recorded(read.recording(source), keep=read.dataset, progress=partial(shown.progress, "exporting")) as data,
@@ -101,7 +67,7 @@ def compare(
             reports = [_judged(probe, data, case) for probe in (first, second)]
         for report, place in zip(reports, ("first", "second"), strict=True):
             report.write(out / place)
-    found = compare_reports(*reports, bootstrap=Bootstrap(rounds, seed, confidence))
+    found = compare_reports(*reports, bootstrap=Bootstrap(judge.rounds, judge.seed, judge.confidence))
     write(found, reports[0], reports[1], out)
     _tell(found)
     sys.stdout.write(f"{out / 'compare.html'}\n")

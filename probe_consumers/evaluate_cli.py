@@ -13,20 +13,9 @@ from probe_consumers.recording_options import SOURCE_HELP, TOPIC, JudgingOptions
 from undercurrent.cli import progress as shown
 from undercurrent.cli.evaluation_options import (
     CalibrationKind,
-    Confidence,
-    Fpr,
-    HoldoutShare,
-    JudgedBy,
-    Point,
-    Replace,
-    Rounds,
-    Seed,
-    Source,
-    SplitFile,
-    check_label,
+    CaseOptions,
     check_out,
     named,
-    options_for,
     plain_console,
     progress,
 )
@@ -46,23 +35,18 @@ SHOWN_NOTES = 6
 
 @app.command()
 @with_options("read", JudgingOptions)
+@with_options("judge", CaseOptions)
 def evaluate(
     probe: Annotated[str, typer.Argument(help="Folder of the probe, module:Class, or a registered name.")],
     source: Annotated[str, typer.Argument(help=SOURCE_HELP)],
     out: OutFolder,
-    label: Annotated[str | None, typer.Option("--label", help="Name of the label that is the truth.")] = None,
-    label_source: Source = None,
-    point: Point = None,
-    judged_by: JudgedBy = None,
-    split_file: SplitFile = None,
-    fpr: Fpr = None,
+    judge: CaseOptions,
     prevalence: Annotated[
         float | None, typer.Option("--prevalence", help="Share of positives in the traffic it will see.")
     ] = None,
     requests_per_day: Annotated[
         float | None, typer.Option("--requests-per-day", help="Of that traffic: false stops and misses per day.")
     ] = None,
-    holdout_share: HoldoutShare = None,
     abort_latency_tokens: Annotated[
         int | None,
         typer.Option(
@@ -91,10 +75,6 @@ def evaluate(
     record: Annotated[
         bool, typer.Option("--record/--no-record", help="Write the figures into the probe's metrics.json.")
     ] = True,
-    rounds: Rounds = 2000,
-    seed: Seed = 0,
-    confidence: Confidence = 0.95,
-    force: Replace = False,
     *,
     read: JudgingOptions,
 ) -> int:
@@ -104,28 +84,19 @@ def evaluate(
     report.html, report.json with its schema, and scores.parquet. Every reading of the test part is counted in the
     dataset's manifest. Exits with 1 where there are too few requests for any figure; the report says how many.
     """
-    check_out(out, force)
-    name, rule = check_label(label), _span_rule(token_labels)
+    check_out(out, judge.force)
+    rule = _span_rule(token_labels)
+    reading = judge.reading(read.regrouped(source), slice_by or ())
     from probe_consumers.recorded import recorded
     from undercurrent.evaluation.dataset_evaluation import Case, judge_on, too_few
     from undercurrent.evaluation.layers import fitted_layers
     from undercurrent.evaluation.recording import read_metrics, record_test, test_entry
-    from undercurrent.evaluation.request_facts import Reading
     from undercurrent.evaluation.scoring import as_loaded
 
     loaded, folder = as_loaded(probe), Path(probe)
     metrics = read_metrics(folder) if folder.is_dir() else {}
-    reading = Reading(
-        label=name,
-        source=label_source,
-        judged_by=tuple(judged_by or ()),
-        group_by=read.regrouped(source),
-        holdout_share=holdout_share,
-        slices=tuple(slice_by or ()),
-    )
-    options = options_for(
+    options = judge.options(
         reading,
-        fpr,
         (metrics.get("threshold") or {}).get("wanted_fpr"),
         name=named(loaded, probe),
         prevalence=prevalence,
@@ -134,20 +105,17 @@ def evaluate(
         calibration=calibration.value,
         with_text=with_text,
         baselines=baselines,
-        rounds=rounds,
-        seed=seed,
-        confidence=confidence,
     )
     case = Case(
         reading=reading,
         options=options,
-        point=point,
-        split_file=split_file,
+        point=judge.point,
+        split_file=judge.split_file,
         token_rule=rule,
         tokenizer=None if tokenizer is None else _tokenizer(tokenizer),
         layers=fitted_layers(metrics),
     )
-    reader = f"evaluate {options.name} ({loaded.fingerprint[:12]}) on label {name}"
+    reader = f"evaluate {options.name} ({loaded.fingerprint[:12]}) on label {reading.label}"
     lost = source.startswith(TOPIC) and read.dataset is None
     with (
         options_named(),

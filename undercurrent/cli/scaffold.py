@@ -34,11 +34,11 @@ class Deployment:
     def files(self) -> Mapping[str, str]:
         """Return the text of each file by its name."""
         return {
-            "engine.yaml": _ENGINE.replace("@MODEL@", quoted(self.model)),
+            "engine.yaml": _ENGINE.replace("@PIPELINE@", _PIPELINE).replace("@MODEL@", quoted(self.model)),
             "points.yaml": _POINTS.replace("@LAYER@", str(self.layer)).replace("@RANGE@", self._range()),
             "probes.yaml": _PROBES,
             "loud_tokens.py": _PROBE,
-            "host.yaml": _HOST,
+            "host.yaml": _HOST.replace("@PIPELINE@", _PIPELINE),
             "docker-compose.yml": _COMPOSE.replace("@ENGINE@", self._engine_service()),
             "README.md": _README.replace("@MODEL@", self.model),
         }
@@ -57,11 +57,7 @@ def quoted(text: str) -> str:
     return json.dumps(text.replace("$", "$$"), ensure_ascii=False)
 
 
-_ENGINE = """\
-# The engine worker, and the topics of the pipeline.
-#   undercurrent topics apply --config engine.yaml
-#   undercurrent engine run --config engine.yaml
-# `undercurrent config check .` shows every setting with its value and where that comes from.
+_PIPELINE = """\
 kafka:
   bootstrap_servers: localhost:9092     # UNDERCURRENT_BOOTSTRAP_SERVERS wins over it
 topics:                                 # the same in every file of a pipeline
@@ -69,7 +65,14 @@ topics:                                 # the same in every file of a pipeline
   prompt_partitions: 4
   activation_partitions: 4
 points: points.yaml
-engine:
+"""
+
+_ENGINE = """\
+# The engine worker, and the topics of the pipeline.
+#   undercurrent topics apply --config engine.yaml
+#   undercurrent engine run --config engine.yaml
+# `undercurrent config check .` shows every setting with its value and where that comes from.
+@PIPELINE@engine:
   name: ${ENGINE_NAME:-engine-0}        # one name per worker that runs at the same time
   kind: vllm                            # or hf: transformers, where there is no vLLM
   model: @MODEL@
@@ -152,14 +155,7 @@ class LoudTokens(Probe):
 _HOST = """\
 # A probe host. As many may run as the activations topics have partitions.
 #   undercurrent probes run --config host.yaml
-kafka:
-  bootstrap_servers: localhost:9092     # UNDERCURRENT_BOOTSTRAP_SERVERS wins over it
-topics:                                 # the same in every file of a pipeline
-  prefix: undercurrent
-  prompt_partitions: 4
-  activation_partitions: 4
-points: points.yaml
-probes: probes.yaml
+@PIPELINE@probes: probes.yaml
 service:
   name: probes                          # first part of the consumer groups' names
 metrics:

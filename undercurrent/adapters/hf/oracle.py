@@ -6,7 +6,7 @@ the residual stream is the output of decoder block l, before the final norm.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -60,12 +61,7 @@ class HFOracle:
             block.register_forward_pre_hook(_keep_input(seen, layer), with_kwargs=True)
             for layer, block in enumerate(self._parts.layers)
         ]
-        try:
-            with torch.inference_mode():
-                self._model(torch.tensor([list(token_ids)]), use_cache=False)
-        finally:
-            for handle in handles:
-                handle.remove()
+        self._run(token_ids, handles)
         none = np.full_like(seen["residual_stream", 0], np.nan)
         out = {t: np.stack([seen.get((t, n), none) for n in range(self._layers)], axis=1) for t in _OF_LAYERS}
         entering = np.stack([seen["layer_input", n] for n in range(self._layers)], axis=1)
@@ -120,13 +116,17 @@ class HFOracle:
             for layer in range(self._layers)
             if (experts := experts_of(self._parts, layer)) is not None
         ]
+        self._run(token_ids, handles)
+        return seen
+
+    def _run(self, token_ids: Sequence[int], handles: Iterable[RemovableHandle]) -> None:
+        """Run the model over a sequence under hooks, which are gone afterwards."""
         try:
             with torch.inference_mode():
                 self._model(torch.tensor([list(token_ids)]), use_cache=False)
         finally:
             for handle in handles:
                 handle.remove()
-        return seen
 
 
 def _keep_input(seen: dict[tuple[str, int], Float32], layer: int) -> Any:  # noqa: ANN401 - a torch hook
