@@ -12,7 +12,7 @@ import typer
 
 from probe_consumers.recording_options import RecordingOptions
 from undercurrent.cli.grouping import with_options
-from undercurrent.cli.options import Bootstrap, ConfigFile, PointsFile, Prefix
+from undercurrent.cli.options import Bootstrap, ConfigFile, PointsFile, Prefix, check_writable
 from undercurrent.cli.progress import progress
 from undercurrent.counts import counted
 from undercurrent.errors import ConfigError
@@ -48,6 +48,7 @@ def export_dataset(
     in a row, are brought into one part.
     """
     # Imported here: `--help` needs neither a Kafka client nor pyarrow.
+    check_writable(out, "OUT")
     from probe_consumers.dataset_export import export
     from probe_consumers.dataset_telling import as_json, told
 
@@ -114,6 +115,8 @@ def erase_from_dataset(
     from undercurrent.evaluation.erasing import ErasedFolder, erase_from_folder, requests_in
 
     if request_id:
+        if not all(request_id):
+            raise ConfigError("--request-id: is empty")
         if unused := [name for name, given in (("--config", config), ("--prefix", prefix)) if given is not None]:
             raise ConfigError(f"{unused[0]}: says where to ask which requests are erased, but --request-id names some")
         there = requests_in(folder)

@@ -84,8 +84,8 @@ class RecordingOptions:
         return ExportOrder(
             points=points,
             range=RangeRequest(
-                since_ms=None if self.since is None else parse_time(self.since),
-                until_ms=None if self.until is None else parse_time(self.until),
+                since_ms=None if self.since is None else parse_time(self.since, "--since"),
+                until_ms=None if self.until is None else parse_time(self.until, "--until"),
                 offsets=parse_offsets(self.from_offset or []),
             ),
             requests=frozenset(self.request or ()),
@@ -93,7 +93,7 @@ class RecordingOptions:
                 group_by=self.group_by,
                 shares=parse_shares(self.split),
                 salt=self.salt,
-                test_after_us=None if self.test_after is None else parse_time(self.test_after) * 1000,
+                test_after_us=None if self.test_after is None else parse_time(self.test_after, "--test-after") * 1000,
             ),
             keep_duplicates=self.keep_duplicates,
         )
@@ -128,6 +128,8 @@ class SourceOptions(RecordingOptions):
         if text.startswith(TOPIC):
             if self.offline:
                 raise ConfigError(f"--offline: goes with the folder of a dataset; {text} is read from a broker")
+            if text == TOPIC:
+                raise ConfigError(f"{text} names no extraction point; accepted: {TOPIC}POINT")
             return self.topics([text.removeprefix(TOPIC)])
         folder = Path(text)
         if not folder.is_dir():

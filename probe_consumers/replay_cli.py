@@ -137,8 +137,8 @@ def replay(
         origins=origins,
         point=point or load(origins).only_point,
         range=RangeRequest(
-            since_ms=None if since is None else parse_time(since),
-            until_ms=None if until is None else parse_time(until),
+            since_ms=None if since is None else parse_time(since, "--since"),
+            until_ms=None if until is None else parse_time(until, "--until"),
             offsets=parse_offsets(from_offset or []) or None,
             ends=parse_offsets(to_offset or [], "--to-offset") or None,
         ),

@@ -63,7 +63,8 @@ def shadow(
     host = read_config(config, bootstrap_servers)
     bound, settings = bound_of(host, name), interactive(host.kafka)
     wanted = RangeRequest(
-        since_ms=None if since is None else parse_time(since), until_ms=None if until is None else parse_time(until)
+        since_ms=None if since is None else parse_time(since, "--since"),
+        until_ms=None if until is None else parse_time(until, "--until"),
     )
     part = find_range(settings, host.plan.verdicts, wanted, Isolation.READ_COMMITTED)
     pairs = Pairs(name, service or host.group(bound.binding.point))

@@ -34,7 +34,17 @@ DLQ_EXTRA_BYTES = 64 * 1024
 # Every message of a request carries its id twice, as key and as field. An id that fits one topic must fit them all, or
 # whoever has to answer it never gets on.
 MAX_REQUEST_ID_BYTES = 1024
-_NAME = re.compile(r"^[A-Za-z0-9._-]{1,180}$")
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,180}")
+
+
+def check_prefix(prefix: str) -> None:
+    """Refuse what no topic's name can begin with.
+
+    Raises:
+        TopicError: it is empty, too long, or has a character that no topic's name has.
+    """
+    if not _NAME.fullmatch(prefix):
+        raise TopicError(f"prefix {prefix!r}: use 1 to 180 of the characters A-Z a-z 0-9 . _ -")
 
 
 def points_of(name: str) -> tuple[str, ...]:
@@ -66,7 +76,7 @@ class Topic:
 
     def __post_init__(self) -> None:
         """Refuse what would destroy records."""
-        if not _NAME.match(self.name):
+        if not _NAME.fullmatch(self.name):
             raise TopicError(f"topic name {self.name!r}: use 1 to 180 of the characters A-Z a-z 0-9 . _ -")
         if self.partitions < 1:
             raise TopicError(f"topic {self.name}: {self.partitions} partitions; it needs at least 1")
@@ -139,7 +149,8 @@ class TopicPlan:
     extra: tuple[Topic, ...] = field(default=())
 
     def __post_init__(self) -> None:
-        """Check the counts, and the relations between retentions that recovery depends on."""
+        """Check the prefix, the counts, and the relations between retentions that recovery depends on."""
+        check_prefix(self.prefix)
         for name in ("prompt_partitions", "activation_partitions", "verdict_partitions", "replication_factor"):
             if getattr(self, name) < 1:
                 raise TopicError(f"{name} is {getattr(self, name)}; it must be at least 1")

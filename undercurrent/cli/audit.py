@@ -59,7 +59,7 @@ def audit(
     from undercurrent.insight.auditing import plan_audit, run_audit
     from undercurrent.topics import points_of
 
-    since_ms = None if since is None else parse_time(since)
+    since_ms = None if since is None else parse_time(since, "--since")
     pipeline = pipeline_of(config, prefix, bootstrap_servers)
     points = tuple(unjudged or ())
     unknown = [name for name in points if not set(points_of(name)) <= set(pipeline.points)]

@@ -51,7 +51,7 @@ def list_letters(
     from undercurrent.cli.progress import progress
     from undercurrent.insight.letter_list import LetterList
 
-    since_ms = None if since is None else parse_time(since)
+    since_ms = None if since is None else parse_time(since, "--since")
     letters = _letters(config, prefix, bootstrap_servers)
     spans = letters.spans(_topics(letters, topic), since_ms)
     found = LetterList(count, cause)

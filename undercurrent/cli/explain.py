@@ -68,8 +68,9 @@ def explain(
     from undercurrent.cli.pipelines import pipeline_of
     from undercurrent.insight.explaining import Explainer
 
+    since_ms = None if since is None else parse_time(since, "--since")
     pipeline = pipeline_of(config, prefix, bootstrap_servers)
-    explainer = Explainer(pipeline, request_id, None if since is None else parse_time(since))
+    explainer = Explainer(pipeline, request_id, since_ms)
     with ExitStack() as bars:
         found = explainer.run(_progress(bars))
     if not len(found.line):

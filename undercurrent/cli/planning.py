@@ -58,11 +58,22 @@ def plan_of(sections: Mapping[str, Any], config: Path | None, points: Path | Non
         ConfigError: a field is unknown or wrong.
         SpecError: the points cannot be read.
     """
+    from undercurrent.errors import ConfigError, TopicError
     from undercurrent.pipeline import topic_plan
+    from undercurrent.topics import check_prefix
 
     given = dict(sections)
     if points is not None:
         given["points"] = points.resolve()
     if prefix is not None:
+        try:
+            check_prefix(prefix)
+        except TopicError as exc:
+            raise ConfigError(f"--{exc}") from exc
         given["topics"] = {**(given.get("topics") or {}), "prefix": prefix}
-    return topic_plan(given, config.parent if config is not None else Path())
+    try:
+        return topic_plan(given, config.parent if config is not None else Path())
+    except ConfigError as exc:
+        if config is None:
+            raise
+        raise ConfigError(f"{config}: {exc}") from exc

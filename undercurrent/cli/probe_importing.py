@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,9 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from undercurrent.cli import probe_options as common
+from undercurrent.errors import ConfigError, ProbeError
 
 if TYPE_CHECKING:
     from undercurrent.probes import LinearProbe
+
+# What a probe's settings are called is what the options are called; the first is told after where it was given.
+_FIELD = re.compile(r"(?:from_arrays: )?field '(\w+)'")
 
 app = typer.Typer(help="Write a direction from elsewhere as a probe's folder.", add_completion=False)
 
@@ -65,9 +70,12 @@ def import_(
 
         settings["fingerprints"] = {"model": model_fingerprint(model)}
     offset = bias if bias is not None else direction.bias or 0.0
-    made = LinearProbe.from_arrays(
-        direction.weight, offset, layer=layer, tensor_type=tensor_type, threshold=threshold, **settings
-    )
+    try:
+        made = LinearProbe.from_arrays(
+            direction.weight, offset, layer=layer, tensor_type=tensor_type, threshold=threshold, **settings
+        )
+    except ProbeError as exc:
+        raise ConfigError(_FIELD.sub(lambda field: f"--{field[1].replace('_', '-')}", str(exc))) from exc
     made.save(out)
     sys.stdout.write(_told(made, out))
 

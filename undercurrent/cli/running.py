@@ -64,8 +64,8 @@ def run(app: typer.Typer, prog_name: str, argv: Sequence[str] | None = None, *, 
     except OSError as exc:
         # A full disk, or a folder that may not be written: nothing that a traceback would help with.
         complain(prog_name, _said(exc))
-        if exc.filename is None:
-            # It may have been standard output: what is still buffered would raise again when Python exits.
+        if exc.filename is None and exc.errno in _NO_ROOM:
+            # It was standard output: what is still buffered would raise again when Python exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     # A command that ended by `typer.Exit` gives its code here, any other what it returned.
@@ -97,5 +97,7 @@ def _usage(error: typer.TyperException, prog_name: str) -> int:
         sys.stderr.write(error.format_message() + "\n")
     else:
         path = context.command_path if context is not None else prog_name
-        complain(path, f"{error.format_message()} (see {path} --help)")
+        # Of what an option is parsed with, which puts its own words in front.
+        message = error.format_message().replace(": Value error, ", ": ")
+        complain(path, f"{message} (see {path} --help)")
     return error.exit_code

@@ -55,7 +55,10 @@ class Report:
         """
         for name in ("report.json", "scores.parquet"):
             if not (folder / name).is_file():
-                raise EvaluationError(f"{folder} holds no {name}; a report is a folder with both")
+                raise EvaluationError(
+                    f"{folder} holds no {name}; a report is a folder with report.json and scores.parquet, as "
+                    "`undercurrent probe evaluate` writes it"
+                )
         try:
             table = pd.read_parquet(folder / "scores.parquet")
         except (OSError, pa.ArrowException) as wrong:

@@ -91,7 +91,11 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
                     return {name: archive[name] for name in archive.files}
             case ".json":
                 return _read_json(path)
-    except (OSError, ValueError, TypeError, EOFError, RecursionError, zipfile.BadZipFile) as exc:
+    except ValueError as exc:
+        # NumPy advises to run what is pickled.
+        why = "it is no file of NumPy, or holds pickled objects" if ending.startswith(".np") else exc
+        raise ProbeError(f"{path}: cannot be read as {ending}: {why}") from exc
+    except (OSError, TypeError, EOFError, RecursionError, zipfile.BadZipFile) as exc:
         raise ProbeError(f"{path}: cannot be read as {ending}: {exc}") from exc
     except safetensors.SafetensorError as exc:
         raise ProbeError(f"{path}: cannot be read as {ending}: {exc}") from exc

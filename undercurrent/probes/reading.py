@@ -19,6 +19,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+    except FileNotFoundError as exc:
+        raise ProbeError(f"{path}: there is no such file; a probe's folder has one, beside its tensors") from exc
     except (OSError, ValueError, RecursionError) as exc:
         raise ProbeError(f"{path}: cannot be read: {exc}") from exc
     if not isinstance(data, dict):

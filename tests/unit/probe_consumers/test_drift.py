@@ -243,7 +243,7 @@ def test_what_cannot_be_compared_is_said(probe, dataset, tmp_path, capsys):
     assert drift(probe, dataset, "--window", "499") == 2
     capsys.readouterr()
     assert drift(probe, dataset, "--window", "2000", "--fail-on-drift") == 1
-    assert "the last 1507 requests: n/a (needs >= 2,000 requests, has 1,507)" in capsys.readouterr().out
+    assert "the last 1,507 requests: n/a (needs >= 2,000 requests, has 1,507)" in capsys.readouterr().out
 
 
 def test_watching_costs_little_beside_scoring(reference):

@@ -108,7 +108,7 @@ def test_which_candidate_is_said_where_it_is_unclear():
     pairs = paired(*both("a"), *both("b", probe_version="3", probe_fingerprint="f3"))
     assert chosen_version(pairs, None, "f3") == ("3", "f3")
     assert chosen_version(pairs, "2", "f3") == ("2", "f2")
-    with pytest.raises(ConfigError, match=r"name one candidate with --version; there are 2 \(f2, 1 streams\), 3"):
+    with pytest.raises(ConfigError, match=r"name one candidate with --version; there are 2 \(f2, 1 stream\), 3"):
         chosen_version(pairs, None, None)
     with pytest.raises(ConfigError, match="nothing was judged in this range by"):
         chosen_version(paired(verdict("a", "guard")), None, None)

@@ -6,13 +6,14 @@ import dataclasses
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from undercurrent.cli.inspect_model import Format, parse_layers
 from undercurrent.cli.tables import write_table
-from undercurrent.errors import ConfigError
+from undercurrent.errors import CaptureError, ConfigError
 
 if TYPE_CHECKING:
     from undercurrent.cli.doctor.examination import Report
@@ -58,7 +59,11 @@ def doctor(
         tokens=tokens,
         parity_bytes=int(parity_gib * (1 << 30)),
     )
-    report = examine(plan, _tell)
+    try:
+        report = examine(plan, _tell)
+    except OSError as exc:
+        there = "" if Path(model).exists() else "; accepted: a folder with config.json, or a name on a hub within reach"
+        raise CaptureError(f"{model}: cannot be loaded: {exc}{there}") from exc
     if form is Format.JSON:
         from undercurrent.cli.jsonl import dumps
 

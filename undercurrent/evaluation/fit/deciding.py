@@ -40,7 +40,7 @@ def parse_aggregation(data: Mapping[str, Any]) -> Any:  # noqa: ANN401 - one of 
     try:
         return _ADAPTER.validate_python(dict(data))
     except ValidationError as exc:
-        found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors(include_url=False))
+        found = "; ".join(": ".join((*map(str, e["loc"]), e["msg"])) for e in exc.errors(include_url=False))
         raise ProbeError(f"aggregation {dict(data)}: {found}") from exc
 
 
