@@ -378,7 +378,7 @@ def test_a_comparison_says_what_it_lacks(folders: Path, tmp_path: Path, capsys: 
     assert compare(folders / "d", folders / "d", "--out", tmp_path / "e", "--salt", "x") == 2
     assert "--salt: says what to read of a topic, but two evaluations are compared" in capsys.readouterr().err
     assert compare(tmp_path, tmp_path, "--out", tmp_path / "c") == 1
-    assert "holds no report.json; a report is a folder with both" in capsys.readouterr().err
+    assert "holds no report.json; a report is a folder with report.json and scores.parquet" in capsys.readouterr().err
     assert compare(folders / "guard", folders / "blind", folders / "d", "--out", tmp_path / "c") == 2
     assert "--label: which one?" in capsys.readouterr().err
 

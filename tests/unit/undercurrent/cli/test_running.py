@@ -97,16 +97,21 @@ def test_a_folder_that_may_not_be_written_is_one_line(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == told
 
 
-def test_a_full_disk_under_standard_output_is_one_line() -> None:
-    code = (
+def program(lines: int) -> str:
+    """Return the text of a program with one command, that writes so many lines."""
+    return (
         "import sys, typer\n"
         "from undercurrent.cli.running import run\n"
         "app = typer.Typer()\n"
         "@app.command()\n"
         "def go():\n"
-        "    sys.stdout.write('line\\n')\n"
+        f"    for _ in range({lines}): sys.stdout.write('line\\n')\n"
         "sys.exit(run(app, 'tool', [], group=False))\n"
     )
+
+
+def test_a_full_disk_under_standard_output_is_one_line() -> None:
+    code = program(lines=1)
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
@@ -121,15 +126,7 @@ def test_what_is_not_ours_is_not_hidden() -> None:
 
 
 def test_a_reader_that_went_away_ends_the_command_quietly() -> None:
-    code = (
-        "import sys, typer\n"
-        "from undercurrent.cli.running import run\n"
-        "app = typer.Typer()\n"
-        "@app.command()\n"
-        "def go():\n"
-        "    for _ in range(100_000): sys.stdout.write('line\\n')\n"
-        "sys.exit(run(app, 'tool', [], group=False))\n"
-    )
+    code = program(lines=100_000)
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
