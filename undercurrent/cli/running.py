@@ -64,16 +64,16 @@ def run(app: typer.Typer, prog_name: str, argv: Sequence[str] | None = None, *, 
     except OSError as exc:
         # A full disk, or a folder that may not be written: nothing that a traceback would help with.
         complain(prog_name, _said(exc))
-        if exc.filename is None and exc.errno in _NO_ROOM:
-            # It was standard output: what is still buffered would raise again when Python exits.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     # A command that ended by `typer.Exit` gives its code here, any other what it returned.
     return code if isinstance(code, int) else 0
 
 
 def _said(error: OSError) -> str:
-    """Return which file an error is about, what is wrong with it, and what helps; files that are written are named."""
+    """Return which file an error is about, what is wrong with it, and what helps.
+
+    Whoever writes a file names it (`undercurrent.files`); what is printed has no name.
+    """
     where = "standard output" if error.filename is None and error.errno in _NO_ROOM else error.filename
     if where is None or not error.strerror:
         return str(error)

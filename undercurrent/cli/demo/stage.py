@@ -28,6 +28,7 @@ from undercurrent.cli.demo.view import panel
 from undercurrent.cli.options import EngineKind
 from undercurrent.counts import counted
 from undercurrent.errors import UnreachableError
+from undercurrent.files import write_text
 from undercurrent.kafka.client import KafkaSettings, ping
 from undercurrent.probes.bindings import load_bindings
 from undercurrent.probes.folder import LinearArtefact, read_folder
@@ -212,7 +213,7 @@ class Stage:
             alone: as requests that nothing is captured of.
         """
         path = self.folder / ("prompts-alone.jsonl" if alone else "prompts.jsonl")
-        path.write_text("".join(ask.line(alone=alone) + "\n" for ask in asks), encoding="utf-8")
+        write_text(path, "".join(ask.line(alone=alone) + "\n" for ask in asks))
         return (*COMMAND, "prompts", "send", "--config", str(self.engine_config), "--file", str(path))
 
     def broker_answers(self) -> bool:
@@ -322,7 +323,7 @@ def write_configuration(stage: Stage) -> None:
         "metrics": {"port": stage.probes_port},
     }
     for path, sections in ((stage.engine_config, engine), (stage.probes_config, probes)):
-        path.write_text(yaml.safe_dump(sections, sort_keys=False), encoding="utf-8")
+        write_text(path, yaml.safe_dump(sections, sort_keys=False))
 
 
 def _ready(port: int) -> bool:
