@@ -66,11 +66,11 @@ def test_a_probe_is_replaced_only_when_told(file: Path, tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("more", "code", "says"),
     [
-        (["--aggregation", "median"], 1, "aggregation"),
+        (["--aggregation", "median"], 2, "--aggregation: "),
         (["--aggregation", "{k"], 2, "--aggregation: '{k' is no JSON"),
         (["--tensor", "other"], 1, "tensor 'other' is missing; it has bias, weight"),
-        (["--tensor-type", "logits"], 1, "tensor_type"),
-        (["--bias", "nan"], 1, "must be finite"),
+        (["--tensor-type", "logits"], 2, "--tensor-type: 'logits'"),
+        (["--bias", "nan"], 2, "must be finite"),
     ],
 )
 def test_what_is_wrong_is_named_and_nothing_is_written(
