@@ -6,12 +6,12 @@ from pathlib import Path
 
 from undercurrent.acls import Service
 from undercurrent.counts import counted
-from undercurrent.errors import DatasetError
+from undercurrent.errors import DatasetError, UnreachableError
 from undercurrent.evaluation.dataset_format import MANIFEST, read_manifest
 from undercurrent.evaluation.erasing import requests_in
 from undercurrent.kafka.client import KafkaSettings
 from undercurrent.kafka.erasures import read_erasures
-from undercurrent.pipeline import permitted
+from undercurrent.pipeline import interactive, permitted
 from undercurrent.topics import TopicPlan
 
 _NAMED = 5
@@ -71,3 +71,18 @@ def refuse_erased(folder: Path, settings: KafkaSettings, *prefixes: str | None) 
             f"{folder}: holds {counted(len(erased), 'request that is', 'requests that are')} erased ({named}); "
             f"`undercurrent dataset erase {folder}` with the same --config or --bootstrap-servers takes them out"
         )
+
+
+def ask_before_reading(folder: Path, settings: KafkaSettings, *prefixes: str | None) -> None:
+    """Refuse a dataset that holds a request that is erased, for a command that can do `--offline`; see `refuse_erased`.
+
+    Raises:
+        DatasetError: it does, or it has no table of requests.
+        UnreachableError: no broker answered, or the marks could not be read in time.
+    """
+    try:
+        refuse_erased(folder, interactive(settings), *prefixes)
+    except UnreachableError as exc:
+        raise UnreachableError(
+            f"{exc}; it would say whether a request of {folder} was erased since: --offline does not ask"
+        ) from exc

@@ -143,14 +143,14 @@ class SourceOptions(RecordingOptions):
 
     def _refuse_erased(self, folder: Path) -> None:
         """Refuse a dataset that holds a request that was erased since, where a broker is there to ask."""
-        from probe_consumers.dataset_erased import refuse_erased
-        from undercurrent.pipeline import connection, interactive, names_brokers, read_sections
+        from probe_consumers.dataset_erased import ask_before_reading
+        from undercurrent.pipeline import connection, names_brokers, read_sections
 
         if self.offline:
             return
         sections = read_sections(self.config)
         if self.config is not None or names_brokers(sections, self.bootstrap_servers):
-            refuse_erased(folder, interactive(connection(sections, self.bootstrap_servers)))
+            ask_before_reading(folder, connection(sections, self.bootstrap_servers))
 
     def check_unused(self, instead: str, both: frozenset[str] = frozenset()) -> None:
         """Refuse options that say what to read of a topic, where none is read.

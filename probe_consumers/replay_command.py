@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from probe_consumers.bound import Bound, set_fingerprint
-from probe_consumers.dataset_erased import refuse_erased
+from probe_consumers.dataset_erased import ask_before_reading
 from probe_consumers.replay_compare import LiveVerdicts, bucket_count, compare_folders, compare_live, stored_bytes
 from probe_consumers.replay_live import LivePositions
 from probe_consumers.replay_merge import SUMMARY, merge
@@ -37,7 +37,7 @@ from undercurrent.kafka.client import Isolation
 from undercurrent.kafka.erasures import read_erasures
 from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.ranges import Piece, TopicRange
-from undercurrent.pipeline import connection, interactive, names_brokers, permitted, read_sections
+from undercurrent.pipeline import connection, names_brokers, permitted, read_sections
 from undercurrent.protocol.rollouts import CANDIDATE_SUFFIX
 from undercurrent.subjects import codec_of
 
@@ -103,11 +103,11 @@ def replay(order: ReplayOrder, show: Show | None = None) -> ReplayResult:
 def _refuse_erased(origins: Origins, folder: Path, loaded: Loaded) -> None:
     """Refuse a dataset that holds a request that was erased since, where a broker is there to ask."""
     if loaded.config is not None:
-        refuse_erased(folder, interactive(loaded.config.kafka), loaded.config.plan.prefix)
+        ask_before_reading(folder, loaded.config.kafka, loaded.config.plan.prefix)
         return
     sections = read_sections(None)
     if names_brokers(sections, origins.bootstrap_servers):
-        refuse_erased(folder, interactive(connection(sections, origins.bootstrap_servers)))
+        ask_before_reading(folder, connection(sections, origins.bootstrap_servers))
 
 
 def _unseen(out: Path, plan: Plan) -> AbstractContextManager[Watcher]:

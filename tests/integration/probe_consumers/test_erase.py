@@ -36,6 +36,7 @@ from undercurrent.protocol.messages import (
 )
 from undercurrent.protocol.open_stream import StreamId
 from undercurrent.retention import deleted_by_ms
+from undercurrent.testing.servers import free_port
 from undercurrent.testing.streams import StreamBuilder
 from undercurrent.testing.waiting import wait_until
 from undercurrent.topics import Topic, TopicPlan, partition_of
@@ -140,7 +141,10 @@ def assert_a_folder_of_before_is_refused_until_it_is_erased_there_too(pipeline, 
         config = "host.yaml" if name == "replay" else "pipeline.yaml"
         assert refused in pipeline.run(*command, code=1, config=config), name
         assert not out.exists(), name
-    # Nobody is asked.
+    nowhere = ("-b", f"127.0.0.1:{free_port()}")
+    told = f"it would say whether a request of {kept} was erased since: --offline does not ask"
+    assert told in pipeline.run(*commands["train"], *nowhere, code=3)
+    assert told in pipeline.run(*commands["replay"], *nowhere, code=3, config="host.yaml")
     pipeline.run(*commands["replay"], "--offline", config="host.yaml")
     assert json.loads((out / "summary.json").read_text())["by_probe"]["guard"]["streams"] == 3
 
