@@ -5,7 +5,8 @@ Feed every record of a generations partition, in log order, to `GenerationsReade
 valid:
 
 - An attempt is held by the pair (attempt, incarnation) of the first Accepted that raised the request's highest attempt.
-  An Accepted that does not raise it, or comes when every child has its final, is void.
+  An Accepted that does not raise it, or comes when every child has its final, is void; so is one that nobody could
+  outbid.
 - Tokens, Released and finals count only when they carry the holder's pair. After the holder's Released nothing of that
   pair counts.
 - The first final that counts closes its child (`index`); everything of that child after it is void, in any attempt.
@@ -20,6 +21,8 @@ from enum import StrEnum
 from undercurrent.protocol.messages import Accepted, GenerationEvent, GenerationKind, Released
 
 MAX_EARLIER = 16
+MOST_ATTEMPTS = 1 << 62
+"""An Accepted with so high an attempt or epoch is void: there would be no number left above it that fits a message."""
 
 
 class Ruling(StrEnum):
@@ -161,6 +164,8 @@ class GenerationsReader:
     def _accepted(self, message: Accepted, offset: int) -> Ruling:
         known = self._requests.get(message.request_id)
         if known is not None and (known.closed or message.attempt <= known.attempt):
+            return Ruling.VOID
+        if max(message.attempt, message.epoch) >= MOST_ATTEMPTS:
             return Ruling.VOID
         self._requests[message.request_id] = RequestState(
             request_id=message.request_id,

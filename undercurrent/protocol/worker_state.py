@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from undercurrent.protocol.brake import Brake, BrakeLimits
 from undercurrent.protocol.control import ControlBook
-from undercurrent.protocol.generations import Ruling
+from undercurrent.protocol.generations import MOST_ATTEMPTS, Ruling
 from undercurrent.protocol.guarding import Unguarded
 from undercurrent.protocol.guards import GuardBook
 from undercurrent.protocol.holdout import HoldoutRule
@@ -186,7 +186,7 @@ class WorkerState:
             self._out += release_run(owned, run, ReleaseReason.LOST_PARTITION, now)
             self._claim_again(owned, run)
         foreign = (message.engine, message.incarnation) != (self.engine, self.incarnation)
-        if foreign and message.epoch > owned.epoch:
+        if foreign and owned.epoch < message.epoch < MOST_ATTEMPTS:
             self._drop_partition(owned, ReleaseReason.LOST_PARTITION, now)
             self._out.append(Reacquire(owned.number, message.epoch + 1))
 

@@ -62,6 +62,15 @@ def test_of_two_claims_of_one_attempt_the_first_holds() -> None:
     assert log == [Ruling.HOLDS, Ruling.VOID, Ruling.VOID, Ruling.CLOSED]
 
 
+@pytest.mark.parametrize("beyond", [{"attempt": 2**63 - 1}, {"epoch": 2**63 - 1}])
+def test_a_claim_that_nobody_could_outbid_is_void(beyond: dict[str, int]) -> None:
+    assert rulings(accepted(1, 5), replace(accepted(2, 6), **beyond), event(1, 5, FINAL)) == [
+        Ruling.HOLDS,
+        Ruling.VOID,
+        Ruling.CLOSED,
+    ]
+
+
 def test_a_higher_attempt_voids_the_lower_ones_tokens_and_final() -> None:
     log = rulings(accepted(1, 5), accepted(2, 6), event(1, 5, TOKENS), event(1, 5, FINAL), event(2, 6, FINAL))
     assert log == [Ruling.HOLDS, Ruling.HOLDS, Ruling.VOID, Ruling.VOID, Ruling.CLOSED]

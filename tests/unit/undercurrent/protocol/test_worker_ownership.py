@@ -166,6 +166,13 @@ def test_a_claim_of_a_higher_epoch_by_another_worker_makes_it_take_the_partition
     assert Reacquire(0, 9) in actions
 
 
+def test_a_claim_of_an_epoch_that_nobody_could_take_takes_nothing():
+    bench = Bench()
+    bench.start("r")
+    bench.write(replace(bench.log[0], attempt=8, incarnation=7, engine="broken", epoch=2**63 - 1))
+    assert [action for action in bench.take() if isinstance(action, AbortEngine | Reacquire)] == []
+
+
 def test_a_claim_of_a_lower_epoch_is_outbid():
     bench = Bench()
     key = bench.start("r")
