@@ -4,9 +4,14 @@
 
 Needs a real Apache Kafka (KAFKA_HOME). Two partitions hold streams of bfloat16 rows: a prompt in blocks of 96 rows,
 then one block per generated token. Every figure is of a process of its own. A rate is told per second of CPU time, with
-the client's own threads, because the broker shares the cores; scaling is of wall time. A replay of a few records goes
-before each, and is not counted: what it takes to start processes and load code is told alone, as `start_s`. Then the
-topic is exported, and a probe trained on what was. The last line is a JSON object.
+the client's own threads, because the broker shares the cores. A replay of a few records goes before each, and is not
+counted: what it takes to start processes and load code is told alone, as `start_s`.
+
+Raw is the client as a reader of the topic configures it. `raw_as_replay` reads with a replay's larger fetches in a
+process that keeps the memory that it frees, as a replay does: what is left is what a replay does with the records.
+Scaling is of wall time: `scaling_2` of a replay, `raw_scaling_2` of two processes that read a partition each and do
+nothing with it: all that the broker and the cores have to give. Then the topic is exported, and a probe trained
+on what was. The last line is a JSON object.
 """
 
 from __future__ import annotations
@@ -17,14 +22,18 @@ import multiprocessing
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from confluent_kafka import Consumer, TopicPartition
 
+from probe_consumers.replay_partition import KEPT_BYTES
+from probe_consumers.replay_source import IN_BULK
 from undercurrent.codec import Codec
 from undercurrent.evaluation.labels import key_of
 from undercurrent.kafka.bulk import BulkPublisher, Outgoing
@@ -32,6 +41,7 @@ from undercurrent.kafka.client import reader_config
 from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.records import Partition
 from undercurrent.protocol.messages import Label, LabelValue
+from undercurrent.service.processes import keep_freed_memory
 from undercurrent.testing.brokers import apache_kafka
 from undercurrent.testing.probe_bench import ProbeBench
 from undercurrent.testing.streams import StreamBuilder
@@ -97,13 +107,15 @@ def _interleaved(streams: list[StreamBuilder], rows: np.ndarray, options: argpar
 # --- what is measured, each in a process of its own
 
 
-def read_raw(settings: Any, topic: str) -> dict[str, float]:  # noqa: ANN401 - the broker's settings
-    """Read both partitions one after the other, and do nothing with them."""
-    ends = OffsetLookup(settings).end([(topic, 0), (topic, 1)])
+def read_raw(settings: Any, topic: str, numbers: Sequence[int], *, as_replay: bool = False) -> dict[str, float]:  # noqa: ANN401
+    """Read partitions one after the other, and do nothing with them."""
+    if as_replay:
+        keep_freed_memory(KEPT_BYTES)
+    ends = OffsetLookup(settings).end([(topic, number) for number in numbers])
     size = 0
     started, cpu = time.perf_counter(), time.process_time()
     for where, end in ends.items():
-        consumer = Consumer(reader_config(settings))
+        consumer = Consumer(reader_config(settings) | (IN_BULK if as_replay else {}))
         consumer.assign([TopicPartition(where.topic, where.number, 0)])
         position = 0
         while position < end:
@@ -112,7 +124,7 @@ def read_raw(settings: Any, topic: str) -> dict[str, float]:  # noqa: ANN401 - t
                     size += len(message.value() or b"")
                     position = (message.offset() or 0) + 1
         consumer.close()
-    return _rates(size / 1e6, started, cpu)
+    return _rates(size / 1e6, started, cpu) | {"started": started, "ended": time.perf_counter()}
 
 
 def replay_all(config: Path, out: Path, workers: int) -> dict[str, float]:
@@ -132,9 +144,9 @@ def replay_all(config: Path, out: Path, workers: int) -> dict[str, float]:
         )
 
     replay(order("first", {None: 30}))
-    started = time.perf_counter()
+    started, cpu = time.perf_counter(), time.process_time()
     replay(order("few", {None: 30}))
-    start_s = time.perf_counter() - started
+    start_s, start_cpu_s = time.perf_counter() - started, time.process_time() - cpu
     before = _of_children_s()
     started, cpu = time.perf_counter(), time.process_time()
     summary = replay(order("all")).summary
@@ -143,6 +155,7 @@ def replay_all(config: Path, out: Path, workers: int) -> dict[str, float]:
     return found | {
         "scores": summary["scores"],
         "start_s": round(start_s, 2),
+        "start_cpu_s": round(start_cpu_s, 2),
         "child_cpu_s": round(_of_children_s() - before, 2),
     }
 
@@ -196,8 +209,22 @@ def alone(function: Callable[..., dict[str, float]], *arguments: Any) -> dict[st
     """Run something in a fresh process and return what it gives."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         found = pool.submit(function, *arguments).result()
-    print(f"{function.__name__}: {found}", flush=True)
+    print(f"{getattr(function, '__name__', 'read_raw as a replay')}: {found}", flush=True)
     return found
+
+
+def read_by_two(settings: Any, topic: str) -> float:  # noqa: ANN401 - the broker's settings
+    """Return the seconds of two processes that read a partition each, at the same time."""
+    with ExitStack() as stack:
+        context = multiprocessing.get_context("spawn")
+        pools = [stack.enter_context(ProcessPoolExecutor(1, mp_context=context)) for _ in (0, 1)]
+        for pool in pools:  # started, and the code loaded
+            pool.submit(_rates, 0.0, 0.0, 0.0).result()
+        running = [pool.submit(read_raw, settings, topic, (number,)) for number, pool in enumerate(pools)]
+        found = [item.result() for item in running]
+    print(f"read_by_two: {found}", flush=True)
+    # One clock for all processes.
+    return max(item["ended"] for item in found) - min(item["started"] for item in found)
 
 
 def main() -> None:
@@ -223,27 +250,35 @@ def measured(bench: ProbeBench, folder: Path, options: argparse.Namespace) -> di
     bench.save_linear("guard", weight, threshold=1e9)
     config = bench.configure([{"name": "guard", "point": "residual", "probe": "./guard", "mode": "shadow"}])
     megabytes = write_streams(bench, options)
-    raw, one, two = [], [], []
+    raw, tuned, raw_two_s, one, two = [], [], [], [], []
     for number in range(options.rounds):
-        raw.append(alone(read_raw, bench.settings, bench.topic))
+        raw.append(alone(read_raw, bench.settings, bench.topic, (0, 1)))
+        tuned.append(alone(partial(read_raw, as_replay=True), bench.settings, bench.topic, (0, 1)))
+        raw_two_s.append(read_by_two(bench.settings, bench.topic))
         one.append(alone(replay_all, config, folder / f"one-{number}", 1))
         two.append(alone(replay_all, config, folder / f"two-{number}", 2))
     beyond = {} if options.replay_only else exported_and_trained(bench, folder, megabytes)
-    best = max(raw, key=lambda item: item["mb_per_cpu_s"]), max(one, key=lambda item: item["mb_per_cpu_s"])
+    rate, as_replay, replayed = (max(item["mb_per_cpu_s"] for item in found) for found in (raw, tuned, one))
+    scaling, raw_scaling = _worked_s(one) / _worked_s(two), min(item["seconds"] for item in raw) / min(raw_two_s)
     return {
         "megabytes": round(megabytes),
         "width": options.width,
         "layers": options.layers,
         "tokens_of_a_prompt": options.prompt,
         "generated_tokens": options.generated,
-        "raw_mb_per_cpu_s": best[0]["mb_per_cpu_s"],
-        "replay_mb_per_cpu_s": best[1]["mb_per_cpu_s"],
+        "raw_mb_per_cpu_s": rate,
+        "raw_as_replay_mb_per_cpu_s": as_replay,
+        "replay_mb_per_cpu_s": replayed,
         "replay_mb_per_s": max(item["mb_per_s"] for item in one),
         "replay_peak_rss_mib": max(item["peak_rss_mib"] for item in one),
-        "replay_ratio": round(best[1]["mb_per_cpu_s"] / best[0]["mb_per_cpu_s"], 3),
-        "scaling_2": round(_worked_s(one) / _worked_s(two), 3),
+        "replay_ratio": round(replayed / rate, 3),
+        "replay_ratio_as_replay": round(replayed / as_replay, 3),
+        "scaling_2": round(scaling, 3),
+        "raw_scaling_2": round(raw_scaling, 3),
+        "scaling_2_of_raw": round(scaling / raw_scaling, 3),
         "scaling_2_with_start": round(min(item["seconds"] for item in one) / min(item["seconds"] for item in two), 3),
         "start_of_2_s": min(item["start_s"] for item in two),
+        "start_cpu_s": min(item["start_cpu_s"] for item in one),
         "replay_cpu_s": [min(item["cpu_s"] for item in one), min(item["child_cpu_s"] for item in two)],
         **beyond,
     }

@@ -23,7 +23,8 @@ from undercurrent.subjects import codec_of
 STEP_BYTES = 16 << 20
 """Outputs are written after so many bytes of records, or so many records."""
 STEP_RECORDS = 16_384
-_KEPT_BYTES = 64 << 20
+KEPT_BYTES = 64 << 20
+"""Memory that is freed between batches and not given back."""
 
 Watcher = Callable[[], None]
 
@@ -44,7 +45,7 @@ def replay_part(out: Path, number: int, watch: Watcher) -> None:
     if plan is None:
         raise ReplayError(f"{out}: there is no plan of a replay")
     part = next(part for part in plan.parts if part.number == number)
-    keep_freed_memory(_KEPT_BYTES)
+    keep_freed_memory(KEPT_BYTES)
     with PartStore(part_folder(out, number), part.span.start) as store:
         if not store.checkpoint.done:
             _PartRun(plan, part, store, watch).run()

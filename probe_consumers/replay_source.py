@@ -29,7 +29,7 @@ from undercurrent.protocol.erasures import Erasures
 
 _BATCH_BYTES = 4 << 20
 # Fewer and larger requests than a live host makes, and half of what librdkafka would hold of them.
-_IN_BULK = {"fetch.message.max.bytes": 4 << 20, "queued.max.messages.kbytes": 32 << 10}
+IN_BULK = {"fetch.message.max.bytes": 4 << 20, "queued.max.messages.kbytes": 32 << 10}
 _STREAM_KEY = ["request_id", "attempt", "index", "point"]
 
 
@@ -142,7 +142,7 @@ class TopicSource:
     """
 
     def __init__(self, settings: KafkaSettings, topic: str, erasures: Erasures | None = None) -> None:
-        options = {**_IN_BULK, **settings.options}
+        options = {**IN_BULK, **settings.options}
         self._settings = settings.model_copy(update={"options": options})
         self._topic = topic
         self._erasures = erasures or Erasures()
