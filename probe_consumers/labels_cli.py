@@ -45,6 +45,7 @@ def add(
     bootstrap_servers: Bootstrap = None,
 ) -> int:
     """Label one request. A label of the same request, name and source is replaced."""
+    from undercurrent.errors import ConfigError, DatasetError
     from undercurrent.evaluation.labels import parse_row, parse_span
 
     fields = {
@@ -57,7 +58,12 @@ def add(
         **parse_span(tokens, "token"),
         **parse_span(chars, "char"),
     }
-    return _write([parse_row(fields, "label")], tokenizer, config, prefix, bootstrap_servers)
+    try:
+        row = parse_row(fields, "label")
+    except DatasetError as exc:
+        # These words come from the command line, where a wrong one is a wrong option.
+        raise ConfigError(str(exc)) from exc
+    return _write([row], tokenizer, config, prefix, bootstrap_servers)
 
 
 @app.command("import")

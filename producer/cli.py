@@ -88,7 +88,8 @@ def send(
             sys.stdout.writelines(f"{sent_id}\n" for sent_id in sent)
             return code
         single = len(sent) == 1 and n in (None, 1)
-        return _follow(producer, sent, _view(json_lines, single=single), timeout) or code
+        followed = _follow(producer, sent, _view(json_lines, single=single), timeout)
+        return code or followed
 
 
 @app.command("follow")

@@ -57,7 +57,6 @@ def done(apache_broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> tup
         "UNDERCURRENT_BOOTSTRAP_SERVERS": apache_broker.bootstrap_servers,
         "UNDERCURRENT_METRICS__PORT": "0",
         "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
     }
     process = subprocess.Popen(
         ["bash", "-c", script_of(PAGE.read_text(encoding="utf-8"))],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from undercurrent.cli.options import Bootstrap, ConfigFile, PointsFile, Prefix
+from undercurrent.cli.options import Bootstrap, ConfigFile, Prefix
 from undercurrent.counts import counted
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ def describe(
         list[str] | None, typer.Argument(metavar="[GROUP]...", help="All of the pipeline's by default.")
     ] = None,
     config: ConfigFile = None,
-    points: PointsFile = None,
     prefix: Prefix = None,
     bootstrap_servers: Bootstrap = None,
     json_lines: Json = False,
@@ -42,7 +41,7 @@ def describe(
     from undercurrent.cli.tables import write_table
     from undercurrent.errors import ConfigError
 
-    groups, plan = _groups(config, points, prefix, bootstrap_servers)
+    groups, plan = _groups(config, prefix, bootstrap_servers)
     rows = []
     known = groups.names()
     for name in names or known:
@@ -74,7 +73,6 @@ def reset(
     ] = False,
     execute: Annotated[bool, typer.Option("--execute", help="Do it; else it is only shown.")] = False,
     config: ConfigFile = None,
-    points: PointsFile = None,
     prefix: Prefix = None,
     bootstrap_servers: Bootstrap = None,
 ) -> int:
@@ -88,7 +86,7 @@ def reset(
     from undercurrent.cli.tables import write_table
     from undercurrent.errors import ConfigError
 
-    groups, plan = _groups(config, points, prefix, bootstrap_servers)
+    groups, plan = _groups(config, prefix, bootstrap_servers)
     moves = list(groups.moves(name, to, partition, say_again=say_again))
     rows = [
         {
@@ -123,13 +121,11 @@ def reset(
     return 0
 
 
-def _groups(
-    config: Path | None, points: Path | None, prefix: str | None, bootstrap_servers: str | None
-) -> tuple[Groups, TopicPlan]:
+def _groups(config: Path | None, prefix: str | None, bootstrap_servers: str | None) -> tuple[Groups, TopicPlan]:
     from undercurrent.cli.groups_known import Groups
     from undercurrent.cli.planning import plan_of
     from undercurrent.pipeline import connection, interactive, read_sections
 
     sections = read_sections(config)
-    plan = plan_of(sections, config, points, prefix)
+    plan = plan_of({key: value for key, value in sections.items() if key != "points"}, config, None, prefix)
     return Groups(interactive(connection(sections, bootstrap_servers)), plan), plan

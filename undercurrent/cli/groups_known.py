@@ -14,7 +14,7 @@ from undercurrent.kafka.settings import KafkaSettings
 from undercurrent.protocol.epochs import LogRange, decode_metadata
 from undercurrent.protocol.group_moves import Move, move_host, move_worker
 from undercurrent.protocol.host_position import Committed, HostMetadata
-from undercurrent.topics import JOIN, TopicPlan
+from undercurrent.topics import DLQ_SUFFIX, JOIN, TopicPlan
 
 NO_METADATA = "none of ours: an operator's reset, or another tool's commit"
 LETTERS = "none: it writes dead letters of what nobody can read"
@@ -103,7 +103,7 @@ class Groups:
 
     Args:
         settings: the connection.
-        plan: the topics.
+        plan: tells the prefix and the topic of prompts.
     """
 
     def __init__(self, settings: KafkaSettings, plan: TopicPlan) -> None:
@@ -199,12 +199,12 @@ class Groups:
         return int(number)
 
     def _read(self) -> list[Partition]:
-        """Return the partitions that groups read."""
-        plan = self._plan
-        read = {plan.prompts, *map(plan.activations, plan.points), *plan.swept}
+        """Return what groups read, as the cluster has it: no file of the points is needed, and none can be left out."""
+        activations = f"{self._plan.prefix}.activations."
+        named = {self._plan.prompts, *self._plan.swept}
         return [
-            Partition(topic.name, number)
-            for topic in plan.topics()
-            if topic.name in read
-            for number in range(topic.partitions)
+            where
+            for topic, partitions in self._lookup.topics(f"{self._plan.prefix}.").items()
+            if topic in named or (topic.startswith(activations) and not topic.endswith(DLQ_SUFFIX))
+            for where in partitions
         ]

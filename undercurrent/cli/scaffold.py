@@ -78,6 +78,8 @@ _ENGINE = """\
   model: @MODEL@
   args:                                 # of vLLM's AsyncEngineArgs
     enable_prefix_caching: false        # what is read from a cache has no activations
+    # On a CPU vLLM starts only where 92 % of the memory is free, unless this says how much its cache takes:
+    # kv_cache_memory_bytes: 2000000000
 guards:
   probes: []                            # bindings that finals wait for: name one here once its mode is flag or abort
 metrics:

@@ -70,8 +70,9 @@ def _controls(found: Findings) -> Iterator[str]:
     for control in found.controls:
         if control.passed is False:
             yield (
-                f"LEAKAGE: {control.name} reach AUROC {control.auroc}, and 0.5 is not in it: "
-                f"the test part holds requests that the fit has met. No figure here can be trusted."
+                f"LEAKAGE: {control.name} reach AUROC {control.auroc}, which lies above 0.5: the test part holds "
+                f"requests that the fit has met, and no figure here can be trusted. A few clean splits in a hundred "
+                f"come to this by chance: see whether they do with another seed."
             )
     for rival in found.baselines:
         if rival.kind == "control" and rival.within:

@@ -73,7 +73,9 @@ def answers(broker: Broker) -> Iterator[Publisher]:
     publisher.close()
 
 
-def answer(publisher: Publisher, prefix: str, prompt: dict[str, Any], text: str) -> None:
+def answer(
+    publisher: Publisher, prefix: str, prompt: dict[str, Any], text: str, outcome: Outcome = Outcome.COMPLETED
+) -> None:
     """Write what an engine worker writes about a prompt, as `tail` shows it."""
     common = {
         "request_id": prompt["request_id"],
@@ -86,7 +88,7 @@ def answer(publisher: Publisher, prefix: str, prompt: dict[str, Any], text: str)
     messages: list[Message] = [
         Accepted(**common, epoch=1, content_hash=b"", points=(), stream_partition=0, accepted_at_us=1),
         GenerationEvent(**common, kind=GenerationKind.TOKENS, text=text, emitted_at_us=2),
-        GenerationEvent(**common, kind=GenerationKind.FINAL, outcome=Outcome.COMPLETED, emitted_at_us=3),
+        GenerationEvent(**common, kind=GenerationKind.FINAL, outcome=outcome, emitted_at_us=3),
     ]
     for message in messages:
         publisher.produce(
@@ -143,6 +145,19 @@ def test_what_is_generated_is_shown_while_it_is_written_and_afterwards(
     assert "completed" in err
     shown = cli.lines("prompts", "follow", prompt["request_id"], "--json")
     assert [line["kind"] for line in shown] == ["tokens", "final"]
+
+
+def test_a_bad_line_is_what_the_exit_code_tells_though_a_request_failed_too(
+    cli: Cli, answers: Publisher, topic_prefix: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "p"}\nnope\n')
+    sender = cli.start("prompts", "send", "--file", str(path), "--follow", "--timeout", "30")
+    (prompt,) = cli.lines("tail", f"{topic_prefix}.prompts", "--follow", "--count", "1")
+    answer(answers, topic_prefix, prompt, "", Outcome.FAILED)
+    out, err = sender.communicate(timeout=TIMEOUT_S)
+    assert "failed" in out + err
+    assert sender.returncode == 2, out + err
 
 
 def test_tail_shows_where_a_message_lies_and_what_is_no_message(

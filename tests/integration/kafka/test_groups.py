@@ -90,6 +90,8 @@ def test_a_group_is_shown_and_moved_with_what_its_commits_know(
         json.loads(line)
         for line in said(capsys, groups_app, "describe", "--json", "--config", str(config)).splitlines()
     ]
+    without = ("describe", "--json", "--prefix", topic_prefix, "--bootstrap-servers", apache_broker.bootstrap_servers)
+    assert [json.loads(line) for line in said(capsys, groups_app, *without).splitlines()] == rows, "no file is needed"
     found = {row["group"]: row for row in rows}
     assert (found[engine]["lag"], found[probes]["lag"]) == (11, 5)
     assert "epoch 7" in found[engine]["metadata"]

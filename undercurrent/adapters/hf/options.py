@@ -31,6 +31,7 @@ VLLM_ONLY = frozenset(
         "enable_prefix_caching",
         "enforce_eager",
         "gpu_memory_utilization",
+        "kv_cache_memory_bytes",
         "num_gpu_blocks_override",
     }
 )

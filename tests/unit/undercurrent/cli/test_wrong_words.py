@@ -26,12 +26,13 @@ NOWHERE = ["--bootstrap-servers", "127.0.0.1:1"]
         (["probe", "train", "topic:", "--out", "o", "--label", "x", *NOWHERE], "topic: names no extraction point"),
         (["dataset", "export", "/dev/null/d", *NOWHERE], "OUT /dev/null/d: /dev/null is no folder"),
         (["dataset", "erase", ".", "--request-id", ""], "--request-id: is empty"),
+        (["labels", "add", "r", "harmful", "nein", *NOWHERE], "'value': Input should be 'unknown', 'positive'"),
         (["topics", "acls", "--joined", "a+b"], "--joined a.b: no point is known; name the points with --points"),
     ],
 )
 @pytest.mark.timeout(60)
 def test_a_wrong_word_is_named_though_no_broker_is_there(words: list[str], said: str) -> None:
-    with pytest.raises(ProbingError, match=said):
+    with pytest.raises(ConfigError, match=said):
         CliRunner().invoke(app, words, catch_exceptions=False)
 
 

@@ -76,6 +76,16 @@ def test_shuffled_labels_fail_where_groups_leak_and_pass_where_they_do_not() -> 
     assert clean.passed is True
 
 
+def test_shuffled_labels_that_do_worse_than_chance_are_no_leak() -> None:
+    groups = np.repeat(np.arange(90), 4)
+    features = np.random.default_rng(6).normal(size=(90, 8))[groups]
+    found = shuffled_labels(
+        _arena(features, groups % 2 == 0, groups, np.array(["fit", "threshold", "test"])[groups % 3])
+    )
+    assert found.auroc.high < 0.5
+    assert found.passed is True
+
+
 def test_what_was_not_given_is_asked_for() -> None:
     features, labels = _plain(90, 1)
     found = _by_name(_arena(features, labels))

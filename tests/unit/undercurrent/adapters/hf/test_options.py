@@ -22,8 +22,9 @@ def test_what_both_kinds_know_is_taken():
 
 def test_what_tells_vllm_how_to_work_is_ignored_and_said(caplog):
     with caplog.at_level(logging.INFO):
-        assert HFOptions.of({"enforce_eager": True, "enable_chunked_prefill": False}) == HFOptions()
-    assert "enable_chunked_prefill, enforce_eager" in caplog.text
+        args = {"enforce_eager": True, "enable_chunked_prefill": False, "kv_cache_memory_bytes": 2**30}
+        assert HFOptions.of(args) == HFOptions()
+    assert "enable_chunked_prefill, enforce_eager, kv_cache_memory_bytes" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["tensor_parallel_size", "quantization", "enable_lora", "speculative_config"])
