@@ -65,6 +65,12 @@ APPS = (
         own="host",
         also=("probes", "bindings"),
     ),
+    App(
+        name="bare vLLM server",
+        model="undercurrent.adapters.vllm.server_settings:ServerSections",
+        check="undercurrent.adapters.vllm.server_settings:config_in",
+        own="own",
+    ),
 )
 
 

@@ -20,9 +20,10 @@ this file too. Variables, secrets from files and the environment work as in ever
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
 
@@ -151,20 +152,36 @@ def server_config(path: Path) -> ServerConfig:
         SpecError: the points cannot be read, or a bare server cannot honour them.
     """
     with naming(path):
-        sections = read_sections(path)
-        own = validated(ServerSections, {k: v for k, v in sections.items() if k not in _SHARED}, beside=_SHARED)
-        if not sections.get("points"):
-            raise ConfigError("points: is missing; it names the file of the extraction points, beside this one")
-        points = load_yaml_file(path.parent / str(sections["points"]))
-        check_pipeline(points)
-        _check_continues(points)
-        static = own.capture.static
-        if not isinstance(static, bool) and (unknown := sorted(set(static) - set(points.names))):
-            raise ConfigError(
-                f"capture.static: no extraction point {unknown[0]!r}; known are {', '.join(points.names)}"
-            )
-        kafka = connection(sections, os.environ.get("UNDERCURRENT_BOOTSTRAP_SERVERS") or None)
-        return ServerConfig(path=path, kafka=kafka, plan=topic_plan(sections, path.parent), points=points, own=own)
+        address = os.environ.get("UNDERCURRENT_BOOTSTRAP_SERVERS") or None
+        return config_in(read_sections(path), path.parent, address, file=path.name)
+
+
+def config_in(
+    sections: Mapping[str, Any], folder: Path, bootstrap_servers: str | None = None, *, file: str = ""
+) -> ServerConfig:
+    """Return what the sections of a file say.
+
+    Args:
+        sections: of the file.
+        folder: where relative paths begin.
+        bootstrap_servers: takes the place of the file's.
+        file: its name.
+
+    Raises:
+        ConfigError: naming the key and what is wrong with it.
+        SpecError: the points cannot be read, or a bare server cannot honour them.
+    """
+    own = validated(ServerSections, {k: v for k, v in sections.items() if k not in _SHARED}, beside=_SHARED)
+    if not sections.get("points"):
+        raise ConfigError("points: is missing; it names the file of the extraction points, beside this one")
+    points = load_yaml_file(folder / str(sections["points"]))
+    check_pipeline(points)
+    _check_continues(points)
+    static = own.capture.static
+    if not isinstance(static, bool) and (unknown := sorted(set(static) - set(points.names))):
+        raise ConfigError(f"capture.static: no extraction point {unknown[0]!r}; known are {', '.join(points.names)}")
+    kafka = connection(sections, bootstrap_servers)
+    return ServerConfig(path=folder / file, kafka=kafka, plan=topic_plan(sections, folder), points=points, own=own)
 
 
 def _check_continues(points: ProbeSpec) -> None:

@@ -66,9 +66,11 @@ def settings(result: dict[str, Any]) -> dict[str, tuple[Any, str]]:
 def test_each_file_is_known_for_what_it_is(folder: Path, capsys: Captured) -> None:
     (folder / "docker-compose.yml").write_text("services: {}")
     write(folder / "topics.yaml", {"kafka": {"bootstrap_servers": "file:1"}, "topics": {"prefix": "other"}})
+    write(folder / "capture.yaml", {**SHARED, "engine": {"name": "chat-0"}, "capture": {"static": ["residual"]}})
     write(folder / "workflow.yaml", {"jobs": {}})
     (folder / "notes.txt").write_text("{")
     assert {name: result["kind"] for name, result in checked(folder, capsys).items()} == {
+        "capture.yaml": "bare vLLM server",
         "engine.yaml": "engine worker",
         "host.yaml": "probe host",
         "points.yaml": "extraction points",
@@ -116,6 +118,17 @@ def test_every_value_has_its_source(folder: Path, capsys: Captured, monkeypatch:
     assert found["topics.prompt_partitions"] == (8, "engine.yaml")
     assert found["topics.verdict_partitions"] == (4, "default")
     assert found["points"] == ("points.yaml", "engine.yaml")
+
+
+def test_the_file_of_a_bare_server_is_judged_by_the_servers_own_rules(folder: Path, capsys: Captured) -> None:
+    server = {**SHARED, "capture": {"static": False}, "publisher": {"ring_mib": 8}}
+    write(folder / "capture.yaml", server)
+    found = settings(checked(folder / "capture.yaml", capsys)["capture.yaml"])
+    assert found["capture.static"] == (False, "capture.yaml")
+    assert found["publisher.ready_s"] == (60.0, "default")
+    write(folder / "capture.yaml", {**server, "capture": {"static": ["nowhere"]}})
+    assert check(folder / "capture.yaml") == 2
+    assert "capture.yaml: capture.static: no extraction point 'nowhere'" in capsys.readouterr().err
 
 
 def test_librdkafkas_own_name_of_the_address_has_its_source_too(folder: Path, capsys: Captured) -> None:
