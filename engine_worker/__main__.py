@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,30 +29,28 @@ from engine_worker.publisher_messages import Identity
 from engine_worker.publishing import PublisherProcess, publisher_settings
 from engine_worker.scan import Scan, scan
 from engine_worker.sweeper import Sweeper
+from engine_worker.sweeping import LETTERS_S, sweeper_of
 from engine_worker.tail import LogTail
-from engine_worker.unreadable import Judge
 from engine_worker.worker import EngineWorker
-from undercurrent.acls import Names, Service, letters_group, topics_of
+from undercurrent.acls import Names, Service, topics_of
 from undercurrent.capture.lengths import LengthTable
 from undercurrent.cli.options import EngineKind
 from undercurrent.cli.running import EXIT_FAILED, exit_code
 from undercurrent.errors import ProbingError
 from undercurrent.kafka.admin import TopicAdmin
-from undercurrent.kafka.aftermath import Logs, partitions_of
 from undercurrent.kafka.client import Isolation
 from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.publisher import Publisher
 from undercurrent.kafka.reader import AssignedReader
 from undercurrent.kafka.records import Partition
 from undercurrent.kafka.subscriber import GroupSubscriber
-from undercurrent.kafka.transactions import TransactionalWriter
 from undercurrent.pipeline import permitted, reachable, read_sections
 from undercurrent.protocol.guards import GuardBook
 from undercurrent.protocol.worker import WorkerCore
 from undercurrent.service.config import naming
 from undercurrent.service.health import HealthServer, Heartbeat
 from undercurrent.service.logging import LogFormat, setup_logging
-from undercurrent.service.metrics import EngineMetrics, PublisherMetrics
+from undercurrent.service.metrics import EngineMetrics, LetterMetrics, PublisherMetrics
 from undercurrent.service.processes import StopRequest
 from undercurrent.subjects import codec_of, with_ids
 
@@ -78,7 +75,7 @@ class Assembly:
 
     def __init__(self, config: WorkerConfig, stop: StopRequest, registry: CollectorRegistry) -> None:
         self.config = config
-        names = {"loop": 30.0, "member": 60.0, "tail": 60.0, "verdicts": 60.0, "letters": 300.0}
+        names = {"loop": 30.0, "member": 60.0, "tail": 60.0, "verdicts": 60.0, "letters": LETTERS_S}
         self._hearts = {name: Heartbeat(name, limit_s) for name, limit_s in names.items()}
         self._stop = stop
         self._kafka = config.kafka.with_room(config.plan.letter_bytes(config.plan.prompts))
@@ -88,6 +85,7 @@ class Assembly:
         self._lookup = OffsetLookup(config.kafka)
         self._admin = TopicAdmin(config.kafka)
         self._metrics = EngineMetrics(registry, config.points.names)
+        self._letters = LetterMetrics(registry)
         metrics = PublisherMetrics(registry, config.points.names)
         # A cycle in flight, and what waits behind it.
         metrics.buffer_limit.set((config.own.publisher.max_cycle_mib + config.own.publisher.buffer_mib) << 20)
@@ -247,34 +245,16 @@ class Assembly:
         )
 
     def _sweeper(self) -> Sweeper:
-        config, plan, metrics = self.config, self.config.plan, self._metrics
-        group = letters_group(plan, Names(engine_group=config.own.group.name))
-        # Nobody waits for what it finds: brokers may let it wait longer.
-        patient = {"fetch.wait.max.ms": 500, **config.kafka.options}
-        kafka = config.kafka.model_copy(update={"options": patient})
-        largest = max(plan.letter_bytes(topic) for topic in plan.swept)
-        # One for all writers of this process: the next one ends what the last one left open.
-        identity = f"{group}.{uuid.uuid4().hex}"
-        return Sweeper(
-            make_subscriber=lambda handler: GroupSubscriber(
-                kafka,
-                group,
-                plan.swept,
-                handler,
-                assignor=config.own.group.assignor,
-                isolation=Isolation.READ_COMMITTED,
-            ),
-            make_writer=lambda: TransactionalWriter(kafka.with_room(largest), identity),
-            lookup=self._lookup,
-            logs=lambda: Logs(
-                partitions=tuple(partitions_of(self._lookup, map(plan.dlq, plan.swept))),
-                key=b"",
-                value=b"",
-                beside=(plan.prompts, 0),
-            ),
-            judge=Judge(plan, codec_of(config.kafka), config.own.engine.name),
-            dead_letters=plan.dlq,
-            count=lambda topic: metrics.unreadable.labels(topic.removeprefix(f"{plan.prefix}.")).inc(),
+        config, metrics = self.config, self._letters
+        return sweeper_of(
+            config.kafka,
+            config.plan,
+            config.plan.swept,
+            beside=config.plan.prompts,
+            group=config.own.group.name,
+            assignor=config.own.group.assignor,
+            service=config.own.engine.name,
+            count=lambda topic: metrics.unreadable.labels(topic).inc(),
             heartbeat=self._hearts["letters"],
         )
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, StrictStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, StrictStr
 
 from undercurrent.cli.options import EngineKind
 from undercurrent.errors import ConfigError
@@ -36,7 +36,7 @@ from undercurrent.protocol.brake import BrakeLimits
 from undercurrent.protocol.guarding import GuardRules
 from undercurrent.protocol.holdout import HoldoutRule
 from undercurrent.protocol.worker_types import WorkerLimits
-from undercurrent.service.sections import LoggingSection, MetricsSection
+from undercurrent.service.sections import BrakeSection, HoldoutShare, LoggingSection, MetricsSection
 from undercurrent.spec import OnUnavailable, ProbeSpec, check_pipeline, load_yaml_file
 from undercurrent.topics import TopicPlan
 
@@ -106,28 +106,6 @@ class GuardsSection(_Section):
     max_lag_s: Annotated[float, Field(gt=0)] = 30.0
 
 
-class BrakeSection(_Section):
-    """When a probe that stops too many requests is not listened to any more, until it is resumed.
-
-    Off by default: whoever can make requests that a probe stops can put the brake on.
-
-    Args:
-        max_abort_share: largest share of the window that one probe may stop.
-        window: requests that are looked back at, of those that this worker started.
-        min_requests: with fewer in the window nothing is braked.
-    """
-
-    max_abort_share: Annotated[float, Field(gt=0, le=1)] | None = None
-    window: Annotated[int, Field(gt=0, le=1_000_000)] = 500
-    min_requests: Annotated[int, Field(gt=0)] = 100
-
-    @model_validator(mode="after")
-    def _reachable(self) -> BrakeSection:
-        if self.min_requests > self.window:
-            raise ValueError(f"min_requests {self.min_requests} is above window {self.window}: it would never brake")
-        return self
-
-
 class LimitsSection(_Section):
     """Bounds and patience; see `WorkerLimits` for those not named here.
 
@@ -188,7 +166,7 @@ class WorkerSections(_Section):
     group: GroupSection = Field(default_factory=GroupSection)
     guards: GuardsSection = Field(default_factory=GuardsSection)
     brake: BrakeSection = Field(default_factory=BrakeSection)
-    holdout_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    holdout_share: HoldoutShare = 0.0
     holdout_salt: SecretStr = SecretStr("")
     limits: LimitsSection = Field(default_factory=LimitsSection)
     publisher: PublisherSection = Field(default_factory=PublisherSection)
@@ -245,8 +223,7 @@ class WorkerConfig:
     @property
     def brake(self) -> BrakeLimits:
         """When a probe is braked, as the protocol takes it."""
-        given = self.own.brake
-        return BrakeLimits(max_abort_share=given.max_abort_share, window=given.window, min_requests=given.min_requests)
+        return self.own.brake.limits
 
     @property
     def holdout(self) -> HoldoutRule:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from engine_worker.braking import BrakeTeller
 from engine_worker.publisher_reports import count_report
 from engine_worker.stall import StallClock
 from undercurrent.capture.ring import Ring
@@ -97,7 +98,7 @@ class Observer:
         self._positions: Mapping[int, tuple[int, object]] = {}
         self._lagging: set[int] = set()
         self._task: asyncio.Task[None] | None = None
-        self._braked: frozenset[str] = frozenset()
+        self._brakes = BrakeTeller(lambda probe, on: engine.brake(probe, on=on))
         self._unguarded: Mapping[str, Unguarded] = {}
         self._on_ends: Callable[[Mapping[int, int], int], None] = lambda _ends, _asked_at_us: None
 
@@ -172,7 +173,7 @@ class Observer:
             self._publisher.ring_used.set(fullest.used_bytes)
             self._publisher.ring_limit.set(fullest.limit_bytes)
         self._positions = core.positions()
-        self._see_brake(core.brake.braked)
+        self._brakes.see(core.brake.braked)
 
     def _see_guards(self, unguarded: Mapping[str, Unguarded]) -> None:
         """Tell once where a point becomes unguarded, and once where it is guarded again."""
@@ -188,20 +189,6 @@ class Observer:
         held = any(gap.policy is OnUnavailable.HOLD_INTAKE for gap in unguarded.values())
         self._engine.pause("unguarded", on=held)
         self._unguarded = unguarded
-
-    def _see_brake(self, braked: frozenset[str]) -> None:
-        for probe in sorted(braked - self._braked):
-            logger.error(
-                "probe %s is braked: it stops too many requests. Its aborts are ignored until `undercurrent probe "
-                "resume %s`; an operator's are not",
-                probe,
-                probe,
-            )
-            self._engine.brake(probe, on=True)
-        for probe in sorted(self._braked - braked):
-            logger.warning("probe %s is listened to again", probe)
-            self._engine.brake(probe, on=False)
-        self._braked = braked
 
     async def _look_at_topics(self) -> None:
         counted_s = time.monotonic()

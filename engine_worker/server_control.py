@@ -3,6 +3,9 @@
 Everything happens on the API server's own event loop, in turns that are a few dictionary look-ups long; reading and
 writing have threads. A request costs two such turns: one when it is added, one when the engine core has it.
 
+The rollouts topic says when a probe that is braked is resumed. A record that cannot be read is passed over here:
+several API servers read the same one, and the publisher processes see to it that it becomes a dead letter once.
+
 When Kafka fails for good, the clients are made anew and the commands read again from their beginning; requests are
 served meanwhile, and what was answered before is known.
 """
@@ -19,6 +22,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from engine_worker.announcing import announce
+from engine_worker.braking import BrakeTeller
 from engine_worker.outbox import Item, Outbox
 from engine_worker.server_desk import ServerDesk, ServerRequest
 from engine_worker.server_lengths import ServerLengths
@@ -31,8 +35,9 @@ from undercurrent.kafka.publisher import Publisher
 from undercurrent.kafka.reader import AssignedReader
 from undercurrent.kafka.records import Partition, Record
 from undercurrent.pipeline import reachable
+from undercurrent.protocol.brake import Brake
 from undercurrent.protocol.control import Command, ControlBook
-from undercurrent.protocol.messages import ControlAck, ControlCommand
+from undercurrent.protocol.messages import AckOutcome, ControlAck, ControlCommand, Message, Rollout
 from undercurrent.service.health import Heartbeat
 from undercurrent.subjects import codec_of, with_ids
 
@@ -77,7 +82,9 @@ class ServerControl:
         self._codec = codec_of(config.kafka)
         self._orders = ServerOrders(config.rules)
         self._book = ControlBook(config.plan.control_retention_ms * 1000)
-        self._desk = ServerDesk(self._book, engine.tokens_of)
+        self._brake = Brake(config.own.brake.limits)
+        self._brakes = BrakeTeller()
+        self._desk = ServerDesk(self._book, engine.tokens_of, brake=self._brake, holdout=config.holdout)
         self._loop = asyncio.get_running_loop()
         self._lookup = OffsetLookup(config.kafka)
         self._incarnation = -1
@@ -90,7 +97,7 @@ class ServerControl:
         self._stopped = False
 
     async def start(self) -> None:
-        """Read commands and answers to their end: what they say must be known before the first request.
+        """Read commands, answers and rollouts to their end: what they say must be known before the first request.
 
         Raises:
             UnreachableError: Kafka does not answer in time.
@@ -103,6 +110,8 @@ class ServerControl:
         await self._open()
         self._spawn(self._expire())
         logger.info("%s follows %s", self._name, self._config.plan.control)
+        if self._config.holdout.share:
+            logger.warning("holdout: no probe stops %g of the requests, chosen by hash", self._config.holdout.share)
 
     async def stop(self) -> None:
         """Stop following; answers that were given are written."""
@@ -121,8 +130,7 @@ class ServerControl:
     def adding(self, engine_id: str, external_id: str, index: int, raw: object) -> tuple[str | None, int]:
         """A request is about to go to the engine."""
         named = self._orders.name(engine_id, external_id, index, raw)
-        command = self._desk.added(ServerRequest(engine_id=engine_id, names=named.names))
-        if command is not None:
+        for command in self._desk.added(ServerRequest(engine_id=engine_id, names=named.names)):
             # When vLLM has noted it, and not before, it can be aborted.
             self._loop.call_soon(self._act, command)
         return named.order, -1 if self._lengths is None else self._lengths.take(engine_id)
@@ -151,14 +159,14 @@ class ServerControl:
     def on_records(self, records: Sequence[tuple[Record, int]]) -> None:
         """Records were read."""
         for record, _ in records:
-            try:
-                message = self._codec.decode(record.value)
-            except DecodeError as exc:
-                logger.error("%s, offset %d: %s", record.source, record.offset, exc)
-                continue
+            message = self._decoded(record)
             now_us = time.time_ns() // 1000
-            if isinstance(message, ControlAck):
+            if record.topic == self._config.plan.rollouts:
+                # Also one that cannot be read: whoever judges the streams comes to the same end of the topic.
+                self._brake.rollout(record.offset, message if isinstance(message, Rollout) else None)
+            elif isinstance(message, ControlAck):
                 self._book.answered(message, now_us)
+                self._brake.answered(message)
                 if message.engine == self._name:
                     # Read again after a failure that kept its acknowledgement from us: it is not to be written again.
                     self._unwritten.pop(message.command_id, None)
@@ -166,6 +174,15 @@ class ServerControl:
                 command = self._book.add(message, now_us)
                 if command is not None:
                     self._act(command)
+        if not self._reached:
+            self._brakes.see(self._brake.braked)
+
+    def _decoded(self, record: Record) -> Message | None:
+        try:
+            return self._codec.decode(record.value)
+        except DecodeError as exc:
+            logger.error("%s, offset %d: %s", record.source, record.offset, exc)
+            return None
 
     def on_reached(self, partition: Partition, ticket: int) -> None:
         """A partition was read to its end."""
@@ -204,7 +221,9 @@ class ServerControl:
             attempt=decision.attempt,
             tokens=decision.tokens,
             applied_at_us=now_us if decision.abort else None,
+            rollouts=self._brake.rollouts if decision.outcome is AckOutcome.BRAKED else 0,
         )
+        self._brakes.see(self._brake.braked)
         self._book.answered(ack, now_us)
         self._book.forget(ack.request_id)
         logger.info("%s: %s", ack.outcome.value, json.dumps(ack.request_id[:100]))
@@ -226,7 +245,7 @@ class ServerControl:
         self._outbox = outbox = Outbox(Publisher(kafka), self._post, self.on_failure)
         outbox.start()
         self._incarnation = await announce(outbox, plan, self._name, self._codec)
-        topics = (Partition(plan.acks, 0), Partition(plan.control, 0))
+        topics = (Partition(plan.rollouts, 0), Partition(plan.acks, 0), Partition(plan.control, 0))
         starts = await asyncio.to_thread(self._lookup.beginning, topics)
         self._reached = {where: self._loop.create_future() for where in topics}
         heartbeat = Heartbeat("control", _READ_S)
@@ -240,6 +259,7 @@ class ServerControl:
             raise UnreachableError(f"{plan.control} was not read to its end within {_READ_S:g} s") from exc
         finally:
             self._reached = {}
+        self._brakes.see(self._brake.braked)
 
     async def _reopen(self) -> None:
         await asyncio.to_thread(self._close)

@@ -1,12 +1,14 @@
 """What becomes of a control command in an API server of a bare vLLM server. No client, no engine, no clock.
 
-    desk.added(request)        -> the command that stops it before it has begun, if there is one
+    desk.added(request)        -> the commands that mean it and came before it, to be decided on in their order
     desk.decide(command)       -> what to abort and what to answer; nothing for a request that is not one of ours
 
 Each API server knows its own requests alone, and answers for them alone. A running request is aborted and the command
 answered `applied`; one that has ended, `too_late`; one that another command stopped, `already`; an attempt of a name
-that has a later one here, `stale`. Whoever has not seen the request says nothing: another API server may have it, or it
-may still come. An answer promises what the client was told: there are no finals on a bare server.
+that has a later one here, `stale`. A probe's command is answered `held_out` where the request is one of the holdout,
+and `braked` where the probe stops too many; the request goes on. Whoever has not seen the request says nothing: another
+API server may have it, or it may still come. An answer promises what the client was told: there are no finals on a bare
+server.
 """
 
 from __future__ import annotations
@@ -15,8 +17,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from undercurrent.capture.server_orders import safe_id
+from undercurrent.protocol.brake import Brake
 from undercurrent.protocol.control import Command, ControlBook
+from undercurrent.protocol.holdout import HoldoutRule
 from undercurrent.protocol.messages import AckOutcome
+from undercurrent.protocol.worker_types import RunKey
 
 MAX_REMEMBERED = 65_536
 """Requests that an API server remembers, ended ones beside all that run: of what it has forgotten it says nothing.
@@ -79,14 +85,24 @@ class ServerDesk:
     Args:
         book: commands and answers so far.
         tokens_of: how many tokens a request has generated, by vLLM's own id; None when it does not run.
+        brake: says which probes are not listened to.
+        holdout: says which requests no probe stops.
         most: requests that are remembered, as long as so many do not run at once.
     """
 
     def __init__(
-        self, book: ControlBook, tokens_of: Callable[[str], int | None], *, most: int = MAX_REMEMBERED
+        self,
+        book: ControlBook,
+        tokens_of: Callable[[str], int | None],
+        *,
+        brake: Brake | None = None,
+        holdout: HoldoutRule | None = None,
+        most: int = MAX_REMEMBERED,
     ) -> None:
         self._book = book
         self._tokens_of = tokens_of
+        self._brake = brake or Brake()
+        self._holdout = holdout or HoldoutRule()
         self._most = most
         self._weight = 0
         self._requests: OrderedDict[str, ServerRequest] = OrderedDict()
@@ -96,16 +112,20 @@ class ServerDesk:
         """Return how many requests are remembered."""
         return len(self._requests)
 
-    def added(self, request: ServerRequest) -> Command | None:
-        """Note a new request; return a command that names it already and that nobody has answered."""
+    def added(self, request: ServerRequest) -> list[Command]:
+        """Note a new request; return the commands that mean it already and that nobody has answered.
+
+        All of them: the first may be a probe's that is not listened to, and the next an operator's.
+        """
         # First: the new one does not run yet, and would be taken for one that has ended.
         self._weight += _weight(request)
         self._forget()
         self._requests[request.engine_id] = request
         for name in request.names:
             self._named.setdefault(name, {})[request.engine_id] = request
+        self._brake.started(_run_of(request))
         waiting = (command for name in request.names for command in self._book.unanswered(name))
-        return next((command for command in waiting if request.is_meant_by(command)), None)
+        return [command for command in waiting if request.is_meant_by(command)]
 
     def get(self, engine_id: str) -> ServerRequest | None:
         """Return a remembered request by vLLM's own id."""
@@ -126,9 +146,14 @@ class ServerDesk:
         if not running:
             stopped = any(request.aborted_by is not None for request in meant)
             return Decision(outcome=AckOutcome.ALREADY if stopped else AckOutcome.TOO_LATE, attempt=attempt)
-        for request in running:
+        if self._holdout.ignores(command.message):
+            return Decision(outcome=AckOutcome.HELD_OUT, attempt=attempt)
+        heeded = tuple(r for r in running if not self._brake.refuses(command.message, _run_of(r)))
+        if not heeded:
+            return Decision(outcome=AckOutcome.BRAKED, attempt=attempt)
+        for request in heeded:
             request.aborted_by = command_id
-        return Decision(running, AckOutcome.APPLIED, attempt, max(tokens[r.engine_id] or 0 for r in running))
+        return Decision(heeded, AckOutcome.APPLIED, attempt, max(tokens[r.engine_id] or 0 for r in heeded))
 
     def _forget(self) -> None:
         """Forget ended requests, the oldest first: nobody can make one that runs unstoppable by sending many more."""
@@ -146,6 +171,11 @@ class ServerDesk:
                 del named[engine_id]
                 if not named:
                     del self._named[name]
+
+
+def _run_of(request: ServerRequest) -> RunKey:
+    # Each child of a request is one of its own here, and no id of vLLM's comes twice.
+    return RunKey(safe_id(request.engine_id), 1)
 
 
 def _weight(request: ServerRequest) -> int:

@@ -6,6 +6,9 @@ It says one thing to the worker, as a JSON line: `{"ready": true}`, or `{"error"
 pipe is its own end. When the worker ends, however it does, it drains the ring, ends the streams that are still open as
 lost, and ends too.
 
+Beside that it looks for records that nobody can read, in the group of the engine workers' sweepers: where a pipeline
+has no engine worker nobody else does, and an API server has its clients to answer.
+
 It leaves the worker's family first: vLLM ends a server by killing every process below it, and what the ring then holds
 is still to be published.
 """
@@ -34,7 +37,9 @@ from engine_worker.publisher_reports import count_report
 from engine_worker.publisher_telling import PublisherSettings, Report
 from engine_worker.publishing import publisher_settings
 from engine_worker.rollout_mark import RolloutMark
-from undercurrent.acls import Service
+from engine_worker.sweeper import Sweeper
+from engine_worker.sweeping import LETTERS_S, sweeper_of
+from undercurrent.acls import Names, Service, topics_of
 from undercurrent.adapters.fingerprint import model_fingerprint
 from undercurrent.adapters.vllm.server_settings import ServerConfig, server_config
 from undercurrent.adapters.vllm.sidecar import SidecarStart
@@ -44,16 +49,16 @@ from undercurrent.errors import ProbingError
 from undercurrent.kafka.admin import TopicAdmin
 from undercurrent.kafka.publisher import Publisher
 from undercurrent.pipeline import permitted, reachable
-from undercurrent.service.health import HealthServer
+from undercurrent.service.health import HealthServer, Heartbeat
 from undercurrent.service.logging import setup_logging
-from undercurrent.service.metrics import PublisherMetrics
+from undercurrent.service.metrics import LetterMetrics, PublisherMetrics
 from undercurrent.service.processes import keep_freed_memory, spare_collector
 from undercurrent.subjects import codec_of, with_ids
-from undercurrent.topics import TopicPlan
 
 logger = logging.getLogger(__name__)
 
 _END_S = 30.0
+_LEAVE_S = 5.0
 
 
 def main() -> int:
@@ -81,9 +86,10 @@ def _publish(start: SidecarStart, ready: Callable[[], None]) -> None:
     config = server_config(Path(start.settings))
     setup_logging(config.own.logging.format, config.own.logging.level, service="publisher")
     stopping = owner_watch(start.owner_pid)
-    kafka = with_ids(permitted(reachable(config.kafka), Service.SERVER, config.plan), config.plan, stopping)
+    names = Names(engine_group=config.own.group.name)
+    kafka = with_ids(permitted(reachable(config.kafka), Service.SERVER, config.plan, names), config.plan, stopping)
     config = replace(config, kafka=kafka)
-    TopicAdmin(kafka).check_partitions([topic for topic in config.plan.topics() if topic.name in needed(config.plan)])
+    TopicAdmin(kafka).check_partitions(topics_of(config.plan, Service.SERVER))
     settings = fitted(_settings(config, start))
     metrics = PublisherMetrics(registry := CollectorRegistry(), config.points.names)
     metrics.buffer_limit.set(settings.max_cycle_bytes + settings.max_buffer_bytes)
@@ -103,6 +109,7 @@ def _publish(start: SidecarStart, ready: Callable[[], None]) -> None:
     tellers = Tellers(ring)
     mark = RolloutMark(kafka, config.plan.rollouts)
     mark.start()
+    sweeper = _sweeper(config, start.engine, LetterMetrics(registry))
 
     def watching(timeout_s: float) -> bool:
         tellers.look()
@@ -121,15 +128,28 @@ def _publish(start: SidecarStart, ready: Callable[[], None]) -> None:
             codec=codec_of(kafka),
         )
         spare_collector()
+        sweeper.start()
         loop.run()
+        sweeper.stopping()
         loop.end_streams("the engine has ended")
     mark.stop()
     loop.close()
+    sweeper.stop(_LEAVE_S)
 
 
-def needed(plan: TopicPlan) -> frozenset[str]:
-    """Return the topics that a bare server cannot do without."""
-    return frozenset({plan.control, plan.acks, plan.rollouts, *(plan.activations(point) for point in plan.points)})
+def _sweeper(config: ServerConfig, engine: str, metrics: LetterMetrics) -> Sweeper:
+    group = config.own.group
+    return sweeper_of(
+        config.kafka,
+        config.plan,
+        config.plan.swept_by_servers,
+        beside=config.plan.erasures,
+        group=group.name,
+        assignor=group.assignor,
+        service=engine,
+        count=lambda topic: metrics.unreadable.labels(topic).inc(),
+        heartbeat=Heartbeat("letters", LETTERS_S),
+    )
 
 
 def _settings(config: ServerConfig, start: SidecarStart) -> PublisherSettings:

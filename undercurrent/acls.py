@@ -127,7 +127,7 @@ def groups_of(plan: TopicPlan, names: Names = Names()) -> list[str]:
 
 
 def letters_group(plan: TopicPlan, names: Names = Names()) -> str:
-    """Return the group in which engine workers look for records that nobody can read; its transactions begin alike."""
+    """Return the group in which engines look for records that nobody can read; its transactions begin alike."""
     return f"{plan.prefix}.{names.engine_group}.letters"
 
 
@@ -174,13 +174,18 @@ def _probe_groups(plan: TopicPlan, names: Names) -> Sequence[str]:
 def _engine(plan: TopicPlan, names: Names) -> Iterator[Right]:
     # It ends the streams of a worker that died.
     writes = (plan.generations, plan.acks, *map(plan.dlq, (plan.prompts, *plan.swept)), *_activations(plan))
-    letters = letters_group(plan, names)
     yield from _topics((plan.prompts, *plan.swept), Operation.READ)
     yield from _topics(writes, Operation.WRITE)
-    yield from _on(Resource.GROUP, [f"{plan.prefix}.{names.engine_group}", letters], Operation.READ)
+    yield from _on(Resource.GROUP, [f"{plan.prefix}.{names.engine_group}"], Operation.READ)
+    yield from _sweeps(plan, names)
+    yield from _reads_by_hand()
+
+
+def _sweeps(plan: TopicPlan, names: Names) -> Iterator[Right]:
+    letters = letters_group(plan, names)
+    yield from _on(Resource.GROUP, [letters], Operation.READ)
     ids = [f"{letters}."]
     yield from _on(Resource.TRANSACTIONAL_ID, ids, Operation.WRITE, Operation.DESCRIBE, prefixed=True)
-    yield from _reads_by_hand()
 
 
 def _publisher(plan: TopicPlan, _: Names) -> Iterator[Right]:
@@ -190,9 +195,12 @@ def _publisher(plan: TopicPlan, _: Names) -> Iterator[Right]:
     yield from _topics(_activations(plan), Operation.DESCRIBE_CONFIGS)
 
 
-def _server(plan: TopicPlan, _: Names) -> Iterator[Right]:
-    yield from _topics((plan.control, plan.acks, plan.rollouts), Operation.READ)
-    yield from _publisher(plan, _)
+def _server(plan: TopicPlan, names: Names) -> Iterator[Right]:
+    # Its letters' writer commits a position of the erasures, for nothing but to have the group in its transaction.
+    yield from _topics((*plan.swept_by_servers, plan.erasures), Operation.READ)
+    yield from _topics(map(plan.dlq, plan.swept_by_servers), Operation.WRITE)
+    yield from _publisher(plan, names)
+    yield from _sweeps(plan, names)
     yield from _reads_by_hand()
 
 

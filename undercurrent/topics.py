@@ -248,6 +248,11 @@ class TopicPlan:
         answers = (self.generations, self.control, self.acks, self.verdicts)
         return (*answers, self.rollouts, self.labels, self.probe_state)
 
+    @property
+    def swept_by_servers(self) -> tuple[str, ...]:
+        """Of those, what bare servers look through too: on generations stands the text of engine workers alone."""
+        return tuple(topic for topic in self.swept if topic != self.generations)
+
     def letter_bytes(self, topic: str) -> int:
         """Return the largest record that a topic's dead-letter topic takes.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from undercurrent.codec import Codec
@@ -84,7 +84,8 @@ class Planted:
                 found[place] += 1
         return found
 
-    def wait(self) -> None:
-        """Wait until each record is a dead letter; none is so twice."""
-        self._bench.wait(lambda: self.letters().keys() >= self.records.keys(), f"{len(self.records)} letters", 120.0)
-        assert self.letters() == Counter(dict.fromkeys(self.records, 1))
+    def wait(self, topics: Collection[str] | None = None) -> None:
+        """Wait until each record, or each of some topics, is a dead letter; none is so twice, and no other one."""
+        wanted = [place for place in self.records if topics is None or place.topic in topics]
+        self._bench.wait(lambda: self.letters().keys() >= set(wanted), f"{len(wanted)} letters", 120.0)
+        assert self.letters() == Counter(dict.fromkeys(wanted, 1))

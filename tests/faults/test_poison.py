@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 
+from tests.faults.bare_publisher import bare_publisher
 from tests.faults.nonsense import Planted
 from tests.faults.ring_prompts import POINT
 from tests.faults.ring_world import QUICK, RingWorld
@@ -122,6 +123,26 @@ def test_nonsense_on_any_other_topic_is_a_dead_letter_once_though_its_finder_die
             name = topic.removeprefix(f"{plan.prefix}.")
             assert f'engine_unreadable_records_total{{topic="{name}"}} 40.0' in worker.get("/metrics")[1]
         assert [finding for finding in bench.audit() if finding.kind is FindingKind.NOT_DEAD_LETTERED] == []
+        assert worker.terminate() == 0, worker.tail()
+
+
+def test_bare_servers_write_these_letters_too_once_between_them_and_once_beside_an_engine_worker(
+    patient_broker, tmp_path
+):
+    with EngineBench(patient_broker.settings(**QUICK), tmp_path) as bench, ExitStack() as stack:
+        planted, plan = Planted(bench, seed=6), bench.plan
+        planted.plant()
+        config = bench.configure_server()
+        for name in ("engine-8", "engine-9"):
+            stack.enter_context(bare_publisher(config, f"{name}.dp0", tmp_path / f"{name}.log"))
+        planted.wait(plan.swept_by_servers)
+        # The text of engine workers is not theirs to read.
+        assert set(plan.swept) - set(plan.swept_by_servers) == {plan.generations}
+        worker = bench.start_worker(bench.configure("engine-0"))
+        planted.wait()
+        # Whichever of the three has a partition now.
+        planted.plant()
+        planted.wait()
         assert worker.terminate() == 0, worker.tail()
 
 

@@ -15,10 +15,13 @@ import pytest
 from engine_worker.server_control import ServerControl
 from undercurrent.adapters.vllm.server_settings import server_config
 from undercurrent.errors import ProducerFatalError
-from undercurrent.protocol.messages import AckOutcome
-from undercurrent.testing.brokers import apache_kafka
+from undercurrent.protocol.holdout import HoldoutRule
+from undercurrent.protocol.messages import AckOutcome, Rollout, RolloutChange
+from undercurrent.protocol.rollouts import key_of
+from undercurrent.testing.brokers import Broker, apache_kafka
 from undercurrent.testing.engine_bench import EngineBench
 from undercurrent.testing.pytest_plugin import or_skip
+from undercurrent.testing.waiting import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.faults, pytest.mark.timeout(180)]
 
@@ -44,29 +47,25 @@ class Engine:
 class Servers:
     """API servers of one server on a loop of their own."""
 
-    def __init__(self, bench: EngineBench, count: int) -> None:
-        path = bench._write_yaml("capture.yaml", self._config(bench))
-        self.engines = [Engine() for _ in range(count)]
+    def __init__(self, config: Path, count: int) -> None:
+        self._config = server_config(config)
+        self.engines: list[Engine] = []
+        self.controls: list[ServerControl] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="api servers")
         self._thread.start()
-        self.controls = self.call(self._start(path))
+        self.start(count)
 
-    @staticmethod
-    def _config(bench: EngineBench) -> dict[str, Any]:
-        plan = bench.plan
-        return {
-            "kafka": {"bootstrap_servers": bench.settings.bootstrap_servers},
-            "topics": {"prefix": plan.prefix, "activation_partitions": plan.activation_partitions},
-            "points": "points.yaml",
-            "engine": {"name": "chat-0"},
-        }
+    def start(self, count: int) -> None:
+        """Start so many more of them."""
 
-    async def _start(self, path: Path) -> list[ServerControl]:
-        config = server_config(path)
-        controls = [ServerControl(config, index, engine) for index, engine in enumerate(self.engines)]
-        await asyncio.gather(*(control.start() for control in controls))
-        return controls
+        async def started() -> None:
+            first = len(self.controls)
+            self.engines += [Engine() for _ in range(count)]
+            self.controls += [ServerControl(self._config, n, self.engines[n]) for n in range(first, first + count)]
+            await asyncio.gather(*(control.start() for control in self.controls[first:]))
+
+        self.call(started())
 
     def call(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
@@ -96,11 +95,68 @@ class Servers:
 def test_aborts_work_and_are_answered_once_before_and_after_the_broker_was_gone(tmp_path: Path) -> None:
     for broker in or_skip(apache_kafka()):
         with EngineBench(broker.settings(), tmp_path) as bench:
-            servers = Servers(bench, 2)
+            servers = Servers(bench.configure_server(), 2)
             try:
                 _abort_around_an_outage(bench, servers, broker)
             finally:
                 servers.close()
+
+
+def test_a_probe_gone_mad_is_braked_in_every_api_server_and_in_one_that_starts_until_it_is_resumed(
+    patient_broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told(line: str, times: int) -> None:
+        wait_until(lambda: caplog.text.count(line) >= times, 60.0, f"{line!r}, {times} times")
+        assert caplog.text.count(line) == times
+
+    with EngineBench(patient_broker.settings(), tmp_path) as bench:
+        servers = Servers(bench.configure_server(brake={"max_abort_share": 0.3, "window": 40, "min_requests": 10}), 2)
+
+        def stop(index: int, names: list[str], probe: str | None = "mad") -> Counter[AckOutcome]:
+            commands = [bench.abort(name, attempt=1 if probe else None, probe=probe) for name in names]
+            acks = bench.wait(lambda: (a := bench.acks()).keys() >= set(commands) and a, "an answer to each")
+            assert {(ack.engine, ack.probe) for c in commands for ack in acks[c]} == {(f"chat-0.api{index}", probe)}
+            return Counter(ack.outcome for command in commands for ack in acks[command])
+
+        try:
+            names = [servers.add(0, f"cmpl-mad{n}-00000000") for n in range(20)]
+            assert stop(0, names) == {AckOutcome.APPLIED: 6, AckOutcome.BRAKED: 14}
+            assert servers.engines[0].running == set(names[6:])
+            told("probe mad is braked", 2)
+            assert stop(1, [servers.add(1, "cmpl-other-00000000")]) == {AckOutcome.BRAKED: 1}
+            assert stop(0, names[6:7], probe=None) == {AckOutcome.APPLIED: 1}, "an operator is not braked"
+            bench.write(bench.plan.rollouts, 0, b"k", b"nonsense")
+            servers.start(1)
+            told("probe mad is braked", 3)
+            assert stop(2, [servers.add(2, "cmpl-new-00000000")]) == {AckOutcome.BRAKED: 1}
+            resumed = Rollout(probe="mad", sequence=1, entry_id="e", change=RolloutChange.RESUME, created_at_us=0)
+            bench.write(bench.plan.rollouts, 0, key_of(resumed), bench.codec.encode(resumed))
+            told("probe mad is listened to again", 3)
+            assert stop(0, names[7:8]) == stop(1, ["cmpl-other-00000000"]) == {AckOutcome.APPLIED: 1}
+            # What is read again, after a failure, puts on no brake that was lifted.
+            for control in servers.controls:
+                servers.on_loop(lambda control=control: control.on_failure(ProducerFatalError("fenced")))  # type: ignore[misc]
+            told(f"follows {bench.plan.control} again", 3)
+            assert stop(2, ["cmpl-new-00000000"]) == {AckOutcome.APPLIED: 1}
+        finally:
+            servers.close()
+
+
+def test_what_is_held_out_runs_on_in_whichever_api_server_it_is(patient_broker: Broker, tmp_path: Path) -> None:
+    rule = HoldoutRule(share=0.5)
+    with EngineBench(patient_broker.settings(), tmp_path) as bench:
+        servers = Servers(bench.configure_server(holdout_share=rule.share), 2)
+        try:
+            names = [servers.add(n % 2, f"cmpl-{n}-00000000") for n in range(16)]
+            commands = {name: bench.abort(name, attempt=1, probe="guard") for name in names}
+            acks = bench.wait(lambda: (a := bench.acks()).keys() >= set(commands.values()) and a, "an answer to each")
+            held = {name for name in names if rule.holds(name)}
+            assert 0 < len(held) < len(names)
+            outcomes = {name: [ack.outcome for ack in acks[command]] for name, command in commands.items()}
+            assert outcomes == {n: [AckOutcome.HELD_OUT if n in held else AckOutcome.APPLIED] for n in names}
+            assert servers.engines[0].running | servers.engines[1].running == held
+        finally:
+            servers.close()
 
 
 def _abort_around_an_outage(bench: EngineBench, servers: Servers, broker: Any) -> None:

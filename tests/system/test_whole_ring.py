@@ -4,6 +4,7 @@ import numpy as np
 import psutil
 import pytest
 import yaml
+from transformers import AutoTokenizer
 
 from undercurrent.kafka.client import Isolation
 from undercurrent.kafka.reader import AssignedReader
@@ -20,7 +21,15 @@ from undercurrent.protocol.messages import (
 )
 from undercurrent.testing.app_process import AppProcess
 from undercurrent.testing.brokers import QUICK, apache_kafka
-from undercurrent.testing.canaries import CANARY_ENVIRONMENT, canary_section, command_lines, found_canaries
+from undercurrent.testing.canaries import (
+    CANARY_ENVIRONMENT,
+    TEXT_CANARY,
+    canary_section,
+    command_lines,
+    found_canaries,
+    found_texts,
+)
+from undercurrent.testing.canary_prompts import FAILED, LETTERS, plant_texts, words_on_topics
 from undercurrent.testing.engine_bench import EngineBench
 from undercurrent.testing.pytest_plugin import or_skip
 from undercurrent.testing.tiny_models import build_tiny_model
@@ -37,6 +46,7 @@ class Ring:
 
     def __init__(self, bench, model, folder):
         self.bench = bench
+        self.model = model
         engine = {"kind": "vllm", "model": str(model), "check_plans": True,
                   "args": {"max_model_len": MAX_LEN, "max_num_seqs": 16, "dtype": "float32"}}  # fmt: skip
         self.worker_config = bench.configure(
@@ -206,12 +216,23 @@ def test_worker_and_probe_host_killed_in_mid_generation(ring):
             scored_to = np.frombuffer(verdict.score_positions, "<i4").max(initial=-1)
             assert scored_to < final.prompt_tokens + final.generated_tokens
 
+    tokens = AutoTokenizer.from_pretrained(ring.model)(TEXT_CANARY)["input_ids"]
+    planted = plant_texts(bench, tokens)
+    finals = bench.wait_finals(planted, 120)
+    assert {name for name in planted if finals[name][0].error} >= FAILED
+    bench.wait(lambda: len(bench.dead_letters()) >= LETTERS, "dead letters of prompts")
+    bench.wait(lambda: bench.read(bench.plan.dlq(bench.plan.activations("residual"))), "one of an activation")
+
     family = [worker.pid, *(child.pid for child in psutil.Process(worker.pid).children(recursive=True))]
-    left = {"pages": worker.get("/metrics")[1], "command lines": command_lines(family)}
+    pages = "\n".join(worker.get(path)[1] for path in ("/metrics", "/readyz", "/livez"))
+    left = {"pages": pages, "command lines": command_lines(family), **words_on_topics(bench)}
     assert worker.terminate(90) == 0, ring.logs()
     logs = {path.name: path.read_text(errors="replace") for path in ring.folder.glob("*.log") if path.stat().st_size}
     assert any("vllm" in log.lower() for log in logs.values()), "the engine's own log was to be looked into"
     assert found_canaries({**left, **logs}) == []
+    assert found_texts({**left, **logs}, tokens=tokens) == []
+    recorded = b"".join(record.value for record in bench.read(bench.plan.activations("residual")))
+    assert "int32 in records" in found_texts({"records": recorded}, tokens=tokens), "not as it is looked for"
 
 
 def test_an_abort_stops_real_generation_and_500_finished_prompts_stay_finished(patient_broker, model, tmp_path):

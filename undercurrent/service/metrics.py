@@ -119,11 +119,6 @@ class EngineMetrics:
             "requests_unguarded_total", "Requests that completed though a guard had not seen all of them.", "state"
         )
         self.letters = make.counter("engine_dead_letters_total", "Prompts written to the dead-letter topic.", "cause")
-        self.unreadable = make.counter(
-            "engine_unreadable_records_total",
-            "Records of other topics than prompts that nobody can read, written to their dead-letter topics.",
-            "topic",
-        )
         self.restarts = make.counter(
             "engine_restarts_total",
             "Requests begun anew: after a worker that gave them up (released), or one that said nothing more (lost).",
@@ -186,6 +181,21 @@ class EngineMetrics:
     def dead_letter(self, cause: str) -> None:
         """Count a dead letter by a cause of `LETTER_CAUSES`."""
         self.letters.labels(bounded(cause, LETTER_CAUSES)).inc()
+
+
+class LetterMetrics:
+    """Metrics of whoever looks for records that nobody can read: an engine worker, or the publisher of a bare server.
+
+    Args:
+        registry: where they are registered.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.unreadable = _Families(registry).counter(
+            "engine_unreadable_records_total",
+            "Records of other topics than prompts that nobody can read, written to their dead-letter topics.",
+            "topic",
+        )
 
 
 class PublisherMetrics:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +72,15 @@ TEXT_CANARY = "Zaunkönig-91f3 quietly said"
 """A text that somebody wrote, or a model generated."""
 
 
-def text_forms(text: str = TEXT_CANARY) -> dict[str, bytes]:
-    """Return a text in every form in which a careless line would repeat it, by what the form is."""
+def text_forms(text: str = TEXT_CANARY, tokens: Sequence[int] | None = None) -> dict[str, bytes]:
+    """Return a text in every form in which a careless line would repeat it, by what the form is.
+
+    Args:
+        text: it.
+        tokens: it as token ids; of the scripted engine, which is the default, each is a byte.
+    """
     data = text.encode()
+    tokens = data if tokens is None else tokens
     # Aligned to the groups of three bytes inside, whatever stands before.
     coded = {
         f"base64+{shift}": base64.b64encode(data[shift : shift + (len(data) - shift) // 3 * 3]) for shift in range(3)
@@ -84,28 +90,30 @@ def text_forms(text: str = TEXT_CANARY) -> dict[str, bytes]:
         "JSON": json.dumps(text)[1:-1].encode(),
         "bytes": repr(data)[2:-1].encode(),
         "hex": data.hex().encode(),
-        # Of the scripted engine a token id is a byte.
-        "token ids": ", ".join(map(str, data)).encode(),
-        "token ids, close": ",".join(map(str, data)).encode(),
-        "array": " ".join(map(str, data[:12])).encode(),
-        "int32": b"".join(token.to_bytes(4, "little") for token in data),
+        "token ids": ", ".join(map(str, tokens)).encode(),
+        "token ids, close": ",".join(map(str, tokens)).encode(),
+        "array": " ".join(map(str, tokens[:12])).encode(),
+        "int32": b"".join(token.to_bytes(4, "little") for token in tokens),
         **coded,
     }
 
 
-def found_texts(texts: Mapping[str, str | bytes], canary: str = TEXT_CANARY) -> list[str]:
+def found_texts(
+    texts: Mapping[str, str | bytes], canary: str = TEXT_CANARY, tokens: Sequence[int] | None = None
+) -> list[str]:
     """Return where a text stands, and in which form.
 
     Args:
         texts: by what they are; none may be empty, since nothing would be looked for in it.
         canary: the text; any ten characters of it at its start count.
+        tokens: see `text_forms`.
 
     Raises:
         ValueError: one is empty.
     """
     if empty := [name for name, text in texts.items() if not text]:
         raise ValueError(f"nothing to look into: {', '.join(empty)}")
-    forms = {**text_forms(canary), "beginning": canary[:10].encode()}
+    forms = {**text_forms(canary, tokens), "beginning": canary[:10].encode()}
     found = []
     for name, text in texts.items():
         data = text.encode(errors="surrogateescape") if isinstance(text, str) else text

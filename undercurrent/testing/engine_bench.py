@@ -149,6 +149,16 @@ class EngineBench:
         shared = {"points": "points.yaml", "service": {"name": "probes"}, "from": "earliest"}
         return self._write_yaml("host.yaml", {**self._connected(), **shared, "bindings": list(bindings), **sections})
 
+    def configure_server(self, name: str = "chat-0", **sections: Any) -> Path:  # noqa: ANN401
+        """Write the configuration of a bare vLLM server.
+
+        Args:
+            name: of its engine.
+            **sections: further sections.
+        """
+        shared = {**self._connected(), "points": "points.yaml", "engine": {"name": name}}
+        return self._write_yaml("capture.yaml", {**shared, **sections})
+
     def _connected(self) -> dict[str, Any]:
         return {
             "kafka": self.settings.keys(),

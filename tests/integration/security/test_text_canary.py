@@ -13,20 +13,11 @@ import yaml
 
 from undercurrent.cli.main import PROG_NAME, app
 from undercurrent.cli.running import run
-from undercurrent.errors import DecodeError
-from undercurrent.protocol.dead_letters import PREFIX
-from undercurrent.protocol.messages import (
-    ControlAck,
-    GenerationEvent,
-    ProbeVerdict,
-    PromptRequest,
-    Sampling,
-    StreamEnded,
-    VerdictKind,
-)
+from undercurrent.protocol.messages import ProbeVerdict, VerdictKind
 from undercurrent.spec import ExecutionMode, ExtractionPoint, TensorType, parse_position
 from undercurrent.testing.brokers import free_port
 from undercurrent.testing.canaries import TEXT_CANARY, command_lines, found_texts, text_forms
+from undercurrent.testing.canary_prompts import FAILED, LETTERS, plant_texts, words_on_topics
 from undercurrent.testing.engine_bench import EngineBench
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
@@ -64,57 +55,9 @@ def bench(embedded_broker, tmp_path):
         yield made
 
 
-def planted(bench) -> list[str]:
-    """Send the canary wherever text comes in; return the requests that get a final."""
-    ids = bench.send([TEXT_CANARY], max_tokens=8)
-    whole = {"metadata": {"note": TEXT_CANARY}, "tenant": "acme", "created_at_us": 1}
-    tokens = tuple(TEXT_CANARY.encode())
-    for name, fields in {
-        "whole": {"prompt": TEXT_CANARY, "sampling": Sampling(max_tokens=4, stop=(TEXT_CANARY,))},
-        "tokens": {"prompt": None, "prompt_token_ids": tokens, "sampling": Sampling(max_tokens=4)},
-        "too-long": {"prompt": TEXT_CANARY * 400, "sampling": Sampling(max_tokens=4)},
-        "wrong": {"prompt": TEXT_CANARY, "sampling": Sampling(max_tokens=-1, stop=(TEXT_CANARY,))},
-        "model": {"prompt": TEXT_CANARY, "model": "another", "sampling": Sampling(max_tokens=4)},
-        "points": {"prompt": TEXT_CANARY, "points": ("nowhere",), "sampling": Sampling(max_tokens=4)},
-    }.items():
-        bench.send_request(PromptRequest(request_id=name, **(whole | fields)))
-        ids.append(name)
-    # What is no prompt, or not where it belongs, becomes a dead letter.
-    bench.send_bytes(b"garbage", TEXT_CANARY.encode())
-    bench.send_bytes(b"json", json.dumps({"prompt": TEXT_CANARY}).encode())
-    bench.send_bytes(b"cut", bench.codec.encode(PromptRequest(request_id="cut", sampling=Sampling(), **whole))[:-30])
-    other = PromptRequest(request_id="another", prompt=TEXT_CANARY, sampling=Sampling(), created_at_us=1)
-    bench.send_bytes(b"misplaced", bench.codec.encode(other))
-    bench.write(bench.plan.activations("residual"), 0, b"r", TEXT_CANARY.encode())
-    bench.write(bench.plan.control, 0, b"r", TEXT_CANARY.encode())
-    return ids
-
-
 def page(port: int, path: str) -> str:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30.0) as answer:
         return answer.read().decode()
-
-
-def errors_on_topics(bench) -> dict[str, str]:
-    """Return every word of ours that stands on a topic beside what users wrote and models generated."""
-    told: dict[str, list[object]] = {"errors": [], "headers": []}
-    plan = bench.plan
-    for topic in (plan.generations, plan.acks, plan.activations("residual"), plan.verdicts):
-        for record in bench.read(topic):
-            try:
-                message = bench.codec.decode(record.value)
-            except DecodeError as exc:  # the canary itself, that is no message
-                told["errors"].append(str(exc))
-                continue
-            match message:
-                case GenerationEvent() | ProbeVerdict():
-                    told["errors"].append(message.error)
-                case ControlAck() | StreamEnded():
-                    told["errors"].append(message.detail)
-    for topic in (plan.dlq(plan.prompts), plan.dlq(plan.activations("residual"))):
-        for record in bench.read(topic):
-            told["headers"] += [value for name, value in record.headers if name.startswith(PREFIX)]
-    return {name: repr(words) for name, words in told.items()}
 
 
 def test_the_canary_is_nowhere_but_on_the_topics(bench, monkeypatch, capsys):
@@ -128,10 +71,10 @@ def test_the_canary_is_nowhere_but_on_the_topics(bench, monkeypatch, capsys):
         bench.configure_host(*bindings, logging={"level": "DEBUG"}, metrics={"port": ports["host"]})
     )
     worker.wait_ready(120.0)
-    ids = planted(bench)
+    ids = plant_texts(bench, tuple(TEXT_CANARY.encode()))
     finals = bench.wait_finals(ids, 120.0)
-    assert {name for name in ids if finals[name][0].error} >= {"too-long", "wrong", "points"}
-    bench.wait(lambda: len(bench.dead_letters()) >= 4, "dead letters of prompts", 120.0)
+    assert {name for name in ids if finals[name][0].error} >= FAILED
+    bench.wait(lambda: len(bench.dead_letters()) >= LETTERS, "dead letters of prompts", 120.0)
     bench.wait(
         lambda: [v for v in bench.said(ProbeVerdict) if v.kind is VerdictKind.ERROR and v.request_id == ids[0]],
         "the probe's error",
@@ -145,7 +88,7 @@ def test_the_canary_is_nowhere_but_on_the_topics(bench, monkeypatch, capsys):
         "command lines": command_lines(family),
         "worker's pages": "\n".join(worker.get(path)[1] for path in ("/metrics", "/readyz", "/livez", "/nowhere")),
         "host's metrics": page(ports["host"], "/metrics"),
-        **errors_on_topics(bench),
+        **words_on_topics(bench),
         **commands(bench, ids[0], monkeypatch, capsys),
     }
     assert worker.terminate() == 0

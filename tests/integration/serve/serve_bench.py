@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -139,7 +139,7 @@ class ServeBench(EngineBench):
         points["extraction_points"].append({**residual, "name": "mlp", "tensor_type": "mlp_out"})
         points["extraction_points"].append({**residual, "name": "last", "position": "generated[-1]"})
         self._write_yaml("points.yaml", points)
-        self._model = model
+        self.model = model
         self._hosts: list[AppProcess] = []
         self.began_s = time.time()
         self.servers: list[Server] = []
@@ -161,18 +161,14 @@ class ServeBench(EngineBench):
             "points": "points.yaml",
         }
 
-    def capture_file(self, **capture: Any) -> Path:
+    def capture_file(self, sections: Mapping[str, Any] | None = None, **capture: Any) -> Path:
         self.metrics_port = free_port()
-        sections = {
-            "engine": {"name": "chat-0"},
-            "capture": {"check_plans": True, **capture},
-            "metrics": {"port": self.metrics_port},
-        }
-        return self._write_yaml("capture.yaml", {**self._shared(), **sections})
+        own = {"capture": {"check_plans": True, **capture}, "metrics": {"port": self.metrics_port}}
+        return self.configure_server(**self._shared(), **own, **(sections or {}))
 
     def serve(self, command: Sequence[str], capture: Path, *arguments: str) -> Server:
         given = [
-            "--model", str(self._model), "--served-model-name", MODEL, "--dtype", "float32",
+            "--model", str(self.model), "--served-model-name", MODEL, "--dtype", "float32",
             "--max-model-len", "4096", "--max-num-seqs", "16", "--max-num-batched-tokens", "64", "--block-size", "32",
             "--chat-template", CHAT_TEMPLATE, "--enforce-eager", "--no-async-scheduling", "--no-enable-prefix-caching",
             "--additional-config", json.dumps({"undercurrent": {"settings": str(capture)}}),
@@ -239,10 +235,14 @@ class ServeBench(EngineBench):
         (one,) = found
         return one
 
+    def page(self, path: str) -> str:
+        """Return what the publisher serves under a path."""
+        return httpx.get(f"http://127.0.0.1:{self.metrics_port}{path}", timeout=10.0).text
+
     def metric(self, name: str) -> float:
         """Return what the publisher says of itself, 0 for a line that it does not have."""
-        text = httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10.0).text
-        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
+        lines = self.page("/metrics").splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
     def acks_of(self, request_id: str) -> list[ControlAck]:
         return [ack for acks in self.acks().values() for ack in acks if ack.request_id == request_id]

@@ -13,9 +13,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from serve_bench import ServeBench, complete, ordered
 
+from undercurrent.cli.main import PROG_NAME, app
+from undercurrent.cli.running import run
+from undercurrent.protocol.holdout import HoldoutRule
 from undercurrent.protocol.messages import AckOutcome, EndReason
+from undercurrent.testing.canaries import CANARY_ENVIRONMENT
 from undercurrent.testing.tiny_models import build_tiny_model
 
+HOLDOUT = HoldoutRule(share=0.2)
 pytestmark = [pytest.mark.kafka, pytest.mark.vllm, pytest.mark.timeout(600), pytest.mark.alone]
 
 
@@ -29,8 +34,11 @@ def bench(apache_broker, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(bench):
-    capture = bench.capture_file(static=["residual"], trust_client_ids=True)
-    return bench.serve(["-W", "ignore", "-m", "vllm.entrypoints.openai.api_server"], capture).wait_ready()
+    sections = {"brake": {"max_abort_share": 0.5, "window": 4, "min_requests": 4}, "holdout_share": HOLDOUT.share}
+    capture = bench.capture_file(sections, static=["residual"], trust_client_ids=True)
+    started = bench.serve(["-W", "ignore", "-m", "vllm.entrypoints.openai.api_server"], capture)
+    bench.start_host()
+    return started.wait_ready()
 
 
 def named(bench, request_id):
@@ -78,6 +86,43 @@ def test_an_id_used_again_is_a_later_attempt_and_one_in_use_is_not_shared(bench,
     command = bench.abort("mine", attempt=first[0])
     (ack,) = bench.wait(lambda: bench.acks().get(command), "an answer")
     assert ack.outcome is AckOutcome.TOO_LATE
+
+
+def stopped(bench, server, name):
+    """Run a request that a probe wants to stop; return the answer to that, and whether it was stopped."""
+    answer = complete(
+        server,
+        "A probe stops this at its first row.",
+        max_tokens=1500,
+        extra_body={"ignore_eos": True, **ordered(points=["mlp"], request_id=name)},
+    )
+    (ack,) = bench.wait(lambda: bench.acks_of(name), "an answer to the probe")
+    assert ack.probe == "loud"
+    return ack.outcome, answer.choices[0].finish_reason == "abort"
+
+
+def test_a_probe_that_stops_too_many_is_braked_until_it_is_resumed_and_none_stops_what_is_held_out(
+    bench, server, monkeypatch
+):
+    held, *free = sorted((f"asked-{n}" for n in range(50)), key=HOLDOUT.holds, reverse=True)
+    free = [name for name in free if not HOLDOUT.holds(name)]
+    assert HOLDOUT.holds(held)
+    for _ in range(4):
+        complete(server, "Let alone", max_tokens=1)
+    assert stopped(bench, server, held) == (AckOutcome.HELD_OUT, False)
+    assert [stopped(bench, server, name) for name in free[:3]] == [
+        (AckOutcome.APPLIED, True),
+        (AckOutcome.APPLIED, True),
+        (AckOutcome.BRAKED, False),
+    ]
+    log = server.log.read_text()
+    assert log.count("probe loud is braked") == 1
+    assert log.count(f"holdout: no probe stops {HOLDOUT.share:g} of the requests") == 1
+    for key, value in CANARY_ENVIRONMENT.items():
+        monkeypatch.setenv(key, value)
+    assert run(app, PROG_NAME, ["probe", "resume", "loud", "--config", str(bench.folder / "host.yaml")]) == 0
+    bench.wait(lambda: "probe loud is listened to again" in server.log.read_text(), "the brake to be lifted")
+    assert stopped(bench, server, free[3]) == (AckOutcome.APPLIED, True)
 
 
 def test_a_server_that_is_asked_to_end_leaves_no_stream_without_an_end(bench, server):

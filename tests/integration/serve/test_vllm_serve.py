@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,11 +17,14 @@ import pytest
 pytest.importorskip("vllm")
 sys.path.insert(0, str(Path(__file__).parent))
 
-from serve_bench import HERE, LAYER, WIDTH, ServeBench, client_of, complete, ordered
+from serve_bench import HERE, LAYER, MODEL, WIDTH, ServeBench, client_of, complete, ordered
+from transformers import AutoTokenizer
 
 from undercurrent.codec import as_array, positions, token_ids
+from undercurrent.kafka.client import Isolation
+from undercurrent.protocol.dead_letters import Place, origin, said_of
 from undercurrent.protocol.messages import AckOutcome, EndReason, EngineStarted, PublisherStarted
-from undercurrent.testing.canaries import CANARIES, command_lines, found_canaries
+from undercurrent.testing.canaries import CANARIES, TEXT_CANARY, command_lines, found_canaries, found_texts
 from undercurrent.testing.tiny_models import build_tiny_model
 
 pytestmark = [pytest.mark.kafka, pytest.mark.vllm, pytest.mark.timeout(600), pytest.mark.alone]
@@ -315,7 +319,7 @@ def test_a_publisher_that_dies_is_replaced_and_the_engine_serves_on(bench, serve
 def test_no_secret_stands_in_any_log_page_command_line_or_file(bench, server):
     """The settings hold a password from a file, one as it is, and a token from the environment."""
     assert bench.capture_secrets() == tuple(CANARIES.values()), "the settings do not hold what is looked for"
-    pages = [metrics_of(server), httpx.get(f"http://127.0.0.1:{bench.metrics_port}/metrics", timeout=10).text]
+    pages = [metrics_of(server), bench.page("/metrics")]
     processes = [*server.family(), bench.publisher(), *bench.host_processes()]
     commands = command_lines(process.pid for process in processes)
     assert "engine_worker.sidecar" in commands
@@ -324,6 +328,63 @@ def test_no_secret_stands_in_any_log_page_command_line_or_file(bench, server):
     touched = [path for path in cache.rglob("*") if path.is_file() and path.stat().st_mtime > bench.began_s]
     files = {str(path): path.read_bytes() for path in touched if path.stat().st_size}
     assert found_canaries({**texts, **files}) == []
+
+
+def test_nothing_repeats_what_a_client_wrote(bench, server):
+    """Nor what stands on a topic and is no message."""
+    tokens = AutoTokenizer.from_pretrained(bench.model)(TEXT_CANARY)["input_ids"]
+    answer = complete(server, TEXT_CANARY, stop=[TEXT_CANARY], user=TEXT_CANARY)
+    complete(server, tokens)
+    order = json.dumps({"points": [TEXT_CANARY], TEXT_CANARY: TEXT_CANARY})
+    for raw in (TEXT_CANARY, order, json.dumps([TEXT_CANARY])):
+        complete(server, TEXT_CANARY, extra_body={"vllm_xargs": {"undercurrent": raw}})
+    message = {"role": "user", "content": TEXT_CANARY}
+    refused = [
+        ("completions", {"prompt": TEXT_CANARY * 1000, "max_tokens": 1}),
+        ("completions", {"prompt": TEXT_CANARY, "max_tokens": -1}),
+        ("completions", {"prompt": TEXT_CANARY, "max_tokens": TEXT_CANARY}),
+        ("completions", {"prompt": TEXT_CANARY, "vllm_xargs": {"undercurrent": {TEXT_CANARY: 1}}}),
+        ("chat/completions", {"messages": [{**message, "role": TEXT_CANARY}], "max_tokens": "x"}),
+        ("chat/completions", {"messages": TEXT_CANARY}),
+    ]
+    for path, body in refused:
+        asked = {"model": MODEL, "temperature": 0, **body}
+        assert httpx.post(f"{server.url}/v1/{path}", json=asked, timeout=60).status_code >= 400, path
+    with client_of(server) as client:
+        client.chat.completions.create(model=MODEL, messages=[message], max_tokens=2)
+    for topic in (bench.plan.control, bench.plan.rollouts):
+        bench.write(topic, 0, b"r", TEXT_CANARY.encode())
+        bench.wait(lambda topic=topic: bench.read(bench.plan.dlq(topic)), f"a dead letter of {topic}")
+    bench.stream(answer.id)
+    pages = [metrics_of(server), bench.page("/metrics"), bench.page("/readyz")]
+    processes = [*server.family(), bench.publisher(), *bench.host_processes()]
+    texts = {"pages": "\n".join(pages), "command lines": command_lines(p.pid for p in processes), **bench.log_texts()}
+    assert found_texts(texts, tokens=tokens) == []
+    # It is looked for as it is recorded.
+    recorded = b"".join(record.value for record in bench.read(bench.plan.activations("residual")))
+    assert found_texts({"records": recorded}, tokens=tokens) == ["int32 in records"]
+
+
+def test_what_nobody_can_read_becomes_a_dead_letter_once_and_stops_no_command(bench, server):
+    plan = bench.plan
+    begun = {topic: len(bench.read(plan.dlq(topic), Isolation.READ_COMMITTED)) for topic in plan.swept}
+    written = [(topic, bench.write(topic, 0, b"k", b"nonsense")) for topic in (plan.control, plan.rollouts) * 2]
+    done = complete(server, "Short")
+    command = bench.abort(done.id)
+    assert bench.wait(lambda: bench.acks().get(command), "an answer")[0].outcome is AckOutcome.TOO_LATE
+    others = (plan.acks, plan.verdicts, plan.labels, plan.probe_state)
+    written += [(topic, bench.write(topic, 0, b"k", b"nonsense")) for topic in others]
+
+    def letters():
+        read = {topic: bench.read(plan.dlq(topic), Isolation.READ_COMMITTED)[begun[topic] :] for topic in plan.swept}
+        found = [record for records in read.values() for record in records]
+        return found if len(found) >= len(written) else None
+
+    found = bench.wait(letters, "a letter of each")
+    assert Counter(origin(record.headers) for record in found) == {Place(t, 0, offset): 1 for t, offset in written}
+    assert {(r.value, said_of(r.headers)["service"]) for r in found} == {(b"nonsense", "chat-0.dp0")}
+    count = bench.metric("undercurrent_engine_unreadable_records_total")
+    assert count == sum(begun.values()) + len(written)
 
 
 def test_an_api_server_that_is_killed_leaves_nothing_that_waits_for_it(bench, server):

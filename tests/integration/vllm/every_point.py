@@ -96,6 +96,18 @@ def load(prefix: str = "e", *, count: int = 6, tokens: int = 14, **params: objec
     ]
 
 
+def tempting_prompts(count: int = 24) -> list[list[int]]:
+    """Return prompts of which some are continued by the stop token, where it is the likeliest."""
+    random = np.random.default_rng(3)
+    lengths = (70, 5, 20, 9)
+    return [random.integers(STOP - 9, STOP + 9, lengths[n % 4]).tolist() for n in range(count)]
+
+
+def meets_a_stop(run: Ran) -> bool:
+    """Return whether the stop token was generated, and tokens after it that have rows."""
+    return STOP in run.token_ids[0][:-2]
+
+
 class Reference:
     """An engine of the V1 runner, eager, in this process, which computes given sequences."""
 
@@ -183,7 +195,8 @@ def _wrong_parts(run: Ran, points: Sequence[ExtractionPoint]) -> list[str]:
 
 
 def _stop_of(spec: ExtractionPoint) -> int | None:
-    return STOP if spec.until.stop_token is not None else None
+    token = spec.until.stop_token
+    return STOP if isinstance(token, str) else token
 
 
 def _same(spec: ExtractionPoint, rows: np.ndarray, whole: np.ndarray) -> bool:

@@ -159,11 +159,15 @@ def watch(engine: Capturing) -> dict[str, Any]:
     return seen
 
 
-def run(model: str, asks: list[Ask], kind: type[Capturing] = Capturing, **engine_args: Any) -> dict[str, Any]:
+Asks = list[Ask] | Callable[[Capturing], list[Ask]]
+"""Requests, or what makes them, which may ask the engine first."""
+
+
+def run(model: str, asks: Asks, kind: type[Capturing] = Capturing, **engine_args: Any) -> dict[str, Any]:
     """Run requests on an engine of their own; return them and what else is to be known."""
     with kind(model, **engine_args) as engine:
         seen = watch(engine)
-        runs = engine.run(asks)
+        runs = engine.run(asks(engine) if callable(asks) else asks)
         runner = type(engine.worker.model_runner)
         return {
             "runs": runs,

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from every_point import every_points, expert_model, load
+from every_point import every_points, expert_model, load, meets_a_stop, tempting_prompts
 from inprocess import Ask, Capturing
 from lora import build_adapter
 from scenarios import Ahead, crowded, main, mixed, prompts, run, stopped
@@ -85,7 +85,16 @@ def every(model: str, kind: type[Capturing] = Capturing) -> dict[str, Any]:
     """Every tensor, selector and encoding, of a model with experts."""
     experts = expert_model(model)
     points = every_points(experts)
-    return run(str(experts), load(allowed_token_ids=None), kind, points=points, environment=ON_V2) | {"points": points}
+    return run(str(experts), to_a_stop, kind, points=points, environment=ON_V2) | {"points": points}
+
+
+def to_a_stop(engine: Capturing) -> list[Ask]:
+    """Return the load, and requests that generate a stop token: the interpreter runs no kernel that would allow few."""
+    tried = {f"try{n}": prompt for n, prompt in enumerate(tempting_prompts())}
+    greedy = {"max_tokens": 16}
+    runs = engine.run([Ask(name, prompt, points=(), params=greedy) for name, prompt in tried.items()])
+    found = [name for name, run in runs.items() if meets_a_stop(run)]
+    return [*load(allowed_token_ids=None), *(Ask(f"stops-{n}", tried[n], params=greedy) for n in found[:2])]
 
 
 def scenarios() -> dict[str, Any]:

@@ -11,7 +11,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from every_point import STOP, Reference, every_points, expert_model, stops_met, wrong_rows
+from every_point import (
+    Reference,
+    every_points,
+    expert_model,
+    meets_a_stop,
+    stops_met,
+    tempting_prompts,
+    wrong_rows,
+)
 from harness import LAYERS, MAX_LEN, WIDTH
 from inprocess import Ran
 
@@ -67,10 +75,8 @@ def reference(model):
 @pytest.fixture(scope="module")
 def alone(reference):
     """Requests as one engine runs them, one longer than a step; in the texts of most a stop token is generated."""
-    random = np.random.default_rng(3)
-    prompts = [random.integers(STOP - 9, STOP + 9, length).tolist() for length in (70, 5, 20, 9) * 6]
-    runs = reference.generate(prompts, TOKENS)
-    stopped = [run for run in runs if STOP in run.token_ids[0][:-2]]
+    runs = reference.generate(tempting_prompts(), TOKENS)
+    stopped = [run for run in runs if meets_a_stop(run)]
     assert len(stopped) >= 2, "no stop token is ever generated: choose other prompts"
     return [runs[0], *stopped[:3]]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from every_point import Reference, expert_model, wrong_rows
+from every_point import STOP, Reference, expert_model, stops_met, wrong_rows
 from lora import build_merged
 from parity import problems
 from scenarios import found_by
@@ -125,8 +125,29 @@ def _rows(run):
 def test_every_tensor_selector_and_encoding_on_v2_is_that_of_v1(found, reference, schedule):
     scenario = found[schedule + "every"]
     assert (scenario["faults"], scenario["errors"]) == ([], 0)
-    assert len(scenario["runs"]) == 6
+    assert len(scenario["runs"]) == 8
     assert wrong_rows(scenario["runs"], scenario["points"], reference) == []
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_generated_stop_token_ends_its_streams_on_v2_and_another_one_does_not(found, reference, schedule):
+    """That each ends there and not elsewhere is in the test above; here, that there was one, and what it would say."""
+    scenario = found[schedule + "every"]
+    runs = {name: run for name, run in scenario["runs"].items() if name.startswith("stops-")}
+    assert len(runs) == stops_met(runs) == 2
+    for run in runs.values():
+        last = run.streams["experts_until"].positions[-1]
+        assert len(run.prompt) <= last < len(run.sequence) - 2
+        assert run.sequence[last] == STOP
+    other = [
+        replace(spec, until={"stop_token": STOP + 1}) if spec.until.stop_token is not None else spec
+        for spec in scenario["points"]
+    ]
+    named = {spec.name for spec in scenario["points"] if spec.until.stop_token is not None}
+    wrong = {line.split(":")[0] for line in wrong_rows(runs, other, reference)}
+    assert (
+        {f"{name}/experts_until" for name in runs} <= wrong <= {f"{name}/{point}" for name in runs for point in named}
+    )
 
 
 def test_control_what_the_requests_captured_is_not_what_another_one_did(found, reference):

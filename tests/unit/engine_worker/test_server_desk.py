@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from engine_worker.server_desk import Decision, ServerDesk, ServerRequest
+from undercurrent.protocol.brake import Brake, BrakeLimits
 from undercurrent.protocol.control import ControlBook
-from undercurrent.protocol.messages import AckOutcome, CommandKind, CommandSource, ControlAck, ControlCommand
+from undercurrent.protocol.holdout import HoldoutRule
+from undercurrent.protocol.messages import (
+    AckOutcome,
+    CommandKind,
+    CommandSource,
+    ControlAck,
+    ControlCommand,
+    Rollout,
+    RolloutChange,
+)
 
 
-def command(command_id, request_id, attempt=None, index=None):
+def command(command_id, request_id, attempt=None, index=None, probe=None, source=CommandSource.PROBE):
     return ControlCommand(
         command_id=command_id, kind=CommandKind.ABORT, request_id=request_id, attempt=attempt, index=index,
-        source=CommandSource.PROBE, issued_at_us=1,
+        source=source, probe=probe, issued_at_us=1,
     )  # fmt: skip
 
 
 class World:
     """A desk, and an engine that is a table of token counts."""
 
-    def __init__(self, most=100):
+    def __init__(self, most=100, brake=None, holdout=None):
         self.book, self.tokens = ControlBook(10**12), {}
-        self.desk = ServerDesk(self.book, self.tokens.get, most=most)
+        self.desk = ServerDesk(self.book, self.tokens.get, brake=brake, holdout=holdout, most=most)
 
     def runs(self, engine_id, tokens=3, **names):
         self.tokens[engine_id] = tokens
@@ -94,7 +104,7 @@ def test_the_id_that_the_client_was_answered_with_needs_no_attempt_and_takes_non
 def test_a_command_that_came_first_stops_the_request_when_it_comes():
     world = World()
     assert world.says("c", "mine") == Decision()
-    _, binding = world.runs("a", tokens=0, mine=(7, 0))
+    _, (binding,) = world.runs("a", tokens=0, mine=(7, 0))
     assert binding.message.command_id == "c"
     assert world.desk.decide(binding).outcome is AckOutcome.APPLIED
 
@@ -106,13 +116,70 @@ def test_a_command_that_somebody_has_answered_stops_nothing_that_comes_later():
         command_id="c", request_id="mine", engine="other", incarnation=1, outcome=AckOutcome.APPLIED, received_at_us=1
     )
     world.book.answered(answered, 2)
-    assert world.runs("a", mine=(7, 0))[1] is None
+    assert world.runs("a", mine=(7, 0))[1] == []
 
 
 def test_a_probes_command_for_another_attempt_does_not_stop_the_one_that_comes():
     world = World()
     world.says("c", "mine", attempt=6)
-    assert world.runs("a", mine=(7, 0))[1] is None
+    assert world.runs("a", mine=(7, 0))[1] == []
+
+
+def stop(world, request_id, probe="mad"):
+    return world.says(f"{probe} stops {request_id}", request_id, attempt=1, probe=probe)
+
+
+def test_a_probe_that_stops_too_many_of_the_last_requests_is_braked_and_an_operator_is_not():
+    brake = Brake(BrakeLimits(max_abort_share=0.3, window=10, min_requests=10))
+    world = World(brake=brake)
+    requests = {f"a{n}": world.runs(f"a{n}")[0] for n in range(10)}
+    assert [stop(world, f"a{n}").outcome for n in range(3)] == [AckOutcome.APPLIED] * 3
+    assert stop(world, "a3") == Decision(outcome=AckOutcome.BRAKED, attempt=1)
+    assert requests["a3"].aborted_by is None
+    assert stop(world, "a4", probe="other").outcome is AckOutcome.APPLIED
+    assert world.says("o", "a3", source=CommandSource.OPERATOR).abort == (requests["a3"],)
+    # What came first does not matter, nor whether it had begun: only that it is resumed.
+    world.says("early", "mine", attempt=1, probe="mad")
+    _, (waited,) = world.runs("b", mine=(1, 0))
+    assert world.desk.decide(waited).outcome is AckOutcome.BRAKED
+    brake.rollout(0, Rollout(probe="mad", sequence=1, entry_id="e", change=RolloutChange.RESUME, created_at_us=0))
+    assert stop(world, "a5").outcome is AckOutcome.APPLIED
+
+
+def test_the_brake_looks_back_at_the_last_requests_alone():
+    world = World(brake=Brake(BrakeLimits(max_abort_share=0.5, window=2, min_requests=2)))
+    outcomes = []
+    for number in range(6):
+        world.runs(f"a{number}")
+        if number % 2:
+            outcomes.append(stop(world, f"a{number}").outcome)
+    assert outcomes == [AckOutcome.APPLIED] * 3
+
+
+def test_no_probe_stops_a_request_that_is_held_out_and_an_operator_does():
+    rule = HoldoutRule(share=0.5)
+    world = World(holdout=rule, brake=Brake(BrakeLimits(max_abort_share=0.5, window=40, min_requests=1)))
+    names = [f"a{n}" for n in range(40)]
+    requests = {name: world.runs(name)[0] for name in names}
+    held = [name for name in names if rule.holds(name)]
+    assert 10 < len(held) < 30
+    for name in held:
+        assert stop(world, name) == Decision(outcome=AckOutcome.HELD_OUT, attempt=1)
+    free = next(name for name in names if name not in held)
+    assert stop(world, free).abort == (requests[free],), "what was let through does not count for the brake"
+    assert world.says("o", held[0], source=CommandSource.OPERATOR).outcome is AckOutcome.APPLIED
+    assert stop(world, held[0], probe="late").outcome is AckOutcome.ALREADY
+
+
+def test_behind_a_command_that_is_not_applied_the_next_one_that_came_before_its_request_is():
+    rule = HoldoutRule(share=0.5)
+    held = next(f"mine{n}" for n in range(100) if rule.holds(f"mine{n}"))
+    world = World(holdout=rule)
+    world.says("probe", held, attempt=1)
+    world.says("operator", held, source=CommandSource.OPERATOR)
+    _, waiting = world.runs("a", **{held: (1, 0)})
+    outcomes = [world.desk.decide(command).outcome for command in waiting]
+    assert outcomes == [AckOutcome.HELD_OUT, AckOutcome.APPLIED]
 
 
 def test_memory_is_bounded_and_what_is_forgotten_is_not_answered_for():

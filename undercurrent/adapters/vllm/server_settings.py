@@ -12,6 +12,8 @@
       static: true                  # every request, at every point; or [names]; or false
       trust_client_ids: false
     publisher: {interval_ms: 10, ring_mib: 64}
+    brake: {max_abort_share: 0.2}   # none without it
+    holdout_share: 0.01             # none without it
 
 Sections `kafka`, `topics` and `points` are those of every part of a pipeline, and `topics apply --config` takes
 this file too. Variables, secrets from files and the environment work as in every configuration file.
@@ -30,10 +32,12 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
 from undercurrent.adapters.vllm.settings import DEFAULT_MAX_TAP_BYTES, CaptureSettings
 from undercurrent.capture.server_orders import ServerRules
 from undercurrent.errors import ConfigError, SpecValidationError
+from undercurrent.kafka.client import Assignor
 from undercurrent.kafka.settings import KafkaSettings
 from undercurrent.pipeline import connection, read_sections, topic_plan
+from undercurrent.protocol.holdout import HoldoutRule
 from undercurrent.service.config import naming, validated
-from undercurrent.service.sections import LoggingSection, MetricsSection
+from undercurrent.service.sections import BrakeSection, HoldoutShare, LoggingSection, MetricsSection
 from undercurrent.spec import OnUnavailable, ProbeSpec, check_pipeline, load_yaml_file
 from undercurrent.topics import TopicPlan
 
@@ -100,10 +104,30 @@ class ServerPublisherSection(_Section):
     ready_s: Annotated[float, Field(gt=0)] = 60.0
 
 
+class ServerGroupSection(_Section):
+    """The engine workers' group: in `NAME.letters` servers and workers of a pipeline share out who writes dead letters.
+
+    Args:
+        name: of that group.
+        assignor: how it hands out partitions; theirs.
+    """
+
+    name: Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] = "engine"
+    assignor: Assignor = Assignor.COOPERATIVE_STICKY
+
+
 class ServerSections(_Section):
-    """The sections of the file itself."""
+    """The sections of the file itself.
+
+    Args:
+        holdout_share: share of the requests, by hash of their id, that runs to its end whatever a probe asks for. It
+            takes no salt: there are no finals, and nothing would say later which requests were held out.
+    """
 
     engine: ServerEngineSection = Field(default_factory=ServerEngineSection)
+    group: ServerGroupSection = Field(default_factory=ServerGroupSection)
+    brake: BrakeSection = Field(default_factory=BrakeSection)
+    holdout_share: HoldoutShare = 0.0
     capture: ServerCaptureSection = Field(default_factory=ServerCaptureSection)
     publisher: ServerPublisherSection = Field(default_factory=ServerPublisherSection)
     metrics: MetricsSection = Field(default_factory=MetricsSection)
@@ -127,6 +151,11 @@ class ServerConfig:
     plan: TopicPlan
     points: ProbeSpec
     own: ServerSections
+
+    @property
+    def holdout(self) -> HoldoutRule:
+        """Which requests no probe stops."""
+        return HoldoutRule(share=self.own.holdout_share)
 
     @property
     def rules(self) -> ServerRules:

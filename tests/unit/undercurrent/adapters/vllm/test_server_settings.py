@@ -8,6 +8,8 @@ import yaml
 from undercurrent.adapters.vllm import settings as s
 from undercurrent.adapters.vllm.server_settings import server_config
 from undercurrent.errors import CaptureError, ConfigError, SpecError
+from undercurrent.protocol.brake import BrakeLimits
+from undercurrent.protocol.holdout import HoldoutRule
 
 POINT = {
     "name": "residual", "layers": [1], "tensor_type": "residual_stream", "position": "*", "execution_mode": "async",
@@ -51,6 +53,11 @@ def test_what_is_always_captured(write, static, always):
         ({"kafka": {"bootstrap_servers": "b:1", "acks": 1}}, "acks"),
         ({"topics": {"activation_partition": 3}}, "activation_partition"),
         ({"publishers": {}}, "publishers: unknown key.*publisher"),
+        ({"group": {"name": ""}}, r"group\.name"),
+        ({"brake": {"max_abort_share": 0}}, r"brake\.max_abort_share"),
+        ({"brake": {"min_requests": 501}}, "it would never brake"),
+        ({"holdout_share": 1}, "holdout_share"),
+        ({"holdout_salt": "x"}, "holdout_salt: unknown key"),
     ],
 )
 def test_a_mistake_names_the_file_and_the_key(write, sections, match):
@@ -76,6 +83,14 @@ def test_what_only_an_engine_worker_does_for_an_unguarded_point_is_refused(write
 def test_a_position_that_counts_from_the_end_is_known_to_need_somebody_who_says_where_that_is(write, position):
     rules = server_config(write(spec=[POINT, {**POINT, "name": "last", "position": position}])).rules
     assert (rules.points, rules.from_end) == (("residual", "last"), {"last"})
+
+
+def test_neither_brake_nor_holdout_is_on_unless_the_file_says_so(write):
+    config = server_config(write())
+    assert (config.own.brake.limits, config.holdout) == (BrakeLimits(), HoldoutRule())
+    config = server_config(write(brake={"max_abort_share": 0.1, "window": 200}, holdout_share=0.01))
+    assert config.own.brake.limits == BrakeLimits(max_abort_share=0.1, window=200, min_requests=100)
+    assert config.holdout == HoldoutRule(share=0.01)
 
 
 def test_a_worker_captures_as_the_file_says(write):
