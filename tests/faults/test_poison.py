@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from tests.faults.bare_publisher import bare_publisher
 from tests.faults.nonsense import Planted
 from tests.faults.ring_prompts import POINT
 from tests.faults.ring_world import QUICK, RingWorld
@@ -21,6 +20,7 @@ from undercurrent.failpoints import VARIABLE
 from undercurrent.kafka.publisher import Publisher
 from undercurrent.protocol.audit_findings import FindingKind
 from undercurrent.protocol.messages import GenerationEvent, Label, LabelValue, Outcome, PromptRequest, Sampling
+from undercurrent.testing.bare_publisher import bare_publisher
 from undercurrent.testing.engine_bench import EngineBench
 from undercurrent.testing.streams import StreamBuilder
 from undercurrent.topics import partition_of

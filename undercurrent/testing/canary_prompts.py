@@ -14,7 +14,6 @@ from typing import Any
 from undercurrent.errors import DecodeError
 from undercurrent.protocol.dead_letters import PREFIX
 from undercurrent.protocol.messages import (
-    ControlAck,
     GenerationEvent,
     ProbeVerdict,
     PromptRequest,
@@ -76,7 +75,7 @@ def words_on_topics(bench: EngineBench) -> dict[str, str]:
             match message:
                 case GenerationEvent() | ProbeVerdict():
                     told["errors"].append(message.error)
-                case ControlAck() | StreamEnded():
+                case StreamEnded():
                     told["errors"].append(message.detail)
     for topic in (plan.prompts, plan.activations("residual"), plan.control):
         for record in bench.read(plan.dlq(topic)):

@@ -18,6 +18,7 @@ from undercurrent.kafka.transactions import TransactionalWriter
 from undercurrent.probes import LinearProbe
 from undercurrent.protocol.dead_letters import Place, origin
 from undercurrent.protocol.messages import Outcome, ProbeVerdict
+from undercurrent.testing.bare_publisher import bare_publisher
 from undercurrent.testing.engine_bench import EngineBench
 from undercurrent.testing.waiting import wait_until
 
@@ -106,6 +107,20 @@ def test_the_whole_ring_runs_with_these_rights_alone(kafka, bench, worker_config
     logs = worker.log.read_text() + host.log.read_text()
     assert "authorization failed" not in logs
     assert kafka.passwords["engine"] not in logs
+
+
+def test_a_bare_servers_publisher_writes_dead_letters_with_its_rights_alone(kafka, bench, tmp_path):
+    def letters(topic):
+        return [origin(record.headers) for record in bench.read(plan.dlq(topic))]
+
+    plan, log = bench.plan, tmp_path / "publisher.log"
+    written = {topic: bench.write(topic, 0, b"k", b"nonsense") for topic in plan.swept_by_servers}
+    with bare_publisher(bench.configure_server(kafka=by_file(kafka.scram("server"), bench.folder)), "chat-0.dp0", log):
+        for topic, offset in written.items():
+            place = Place(topic, 0, offset)
+            bench.wait(lambda place=place: place in letters(place.topic), f"a dead letter of {topic}", 120.0)
+    assert "not allowed" not in log.read_text()
+    assert kafka.passwords["server"] not in log.read_text()
 
 
 def test_a_service_with_no_rights_ends_and_says_what_it_lacks(kafka, bench, worker_config, host_config):

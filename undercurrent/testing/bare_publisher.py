@@ -38,10 +38,11 @@ def bare_publisher(config: Path, engine: str, log: Path) -> Iterator[None]:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(write_fd,), stdout=out, stderr=out)
         os.close(write_fd)
         try:
-            assert process.stdin is not None
+            assert process.stdin is not None  # noqa: S101 - asked for above
             process.stdin.write(start.to_json().encode() + b"\n")
             process.stdin.flush()
-            assert said.readline() == '{"ready": true}\n', log.read_text()
+            if said.readline() != '{"ready": true}\n':
+                raise AssertionError(f"the publisher cannot start:\n{log.read_text()}")
             yield
         finally:
             process.communicate()
