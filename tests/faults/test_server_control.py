@@ -142,10 +142,13 @@ def test_a_probe_gone_mad_is_braked_in_every_api_server_and_in_one_that_starts_u
             servers.close()
 
 
-def test_what_is_held_out_runs_on_in_whichever_api_server_it_is(patient_broker: Broker, tmp_path: Path) -> None:
+def test_what_is_held_out_runs_on_in_whichever_api_server_it_is(
+    patient_broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     rule = HoldoutRule(share=0.5)
     with EngineBench(patient_broker.settings(), tmp_path) as bench:
         servers = Servers(bench.configure_server(holdout_share=rule.share), 2)
+        assert caplog.text.count("holdout: no probe stops 0.5 of the requests") == 2
         try:
             names = [servers.add(n % 2, f"cmpl-{n}-00000000") for n in range(16)]
             commands = {name: bench.abort(name, attempt=1, probe="guard") for name in names}

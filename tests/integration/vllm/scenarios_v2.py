@@ -90,8 +90,8 @@ def every(model: str, kind: type[Capturing] = Capturing) -> dict[str, Any]:
 
 def to_a_stop(engine: Capturing) -> list[Ask]:
     """Return the load, and requests that generate a stop token: the interpreter runs no kernel that would allow few."""
-    tried = {f"try{n}": prompt for n, prompt in enumerate(tempting_prompts())}
-    greedy = {"max_tokens": 16}
+    tried = {f"try{n}": prompt for n, prompt in enumerate(tempting_prompts(12))}
+    greedy = {"max_tokens": 8}
     runs = engine.run([Ask(name, prompt, points=(), params=greedy) for name, prompt in tried.items()])
     found = [name for name, run in runs.items() if meets_a_stop(run)]
     return [*load(allowed_token_ids=None), *(Ask(f"stops-{n}", tried[n], params=greedy) for n in found[:2])]

@@ -47,6 +47,14 @@ def test_probe_hosts_see_neither_prompts_nor_generations() -> None:
     assert {PLAN.prompts, PLAN.generations, PLAN.labels}.isdisjoint(seen)
 
 
+def test_a_bare_server_writes_letters_of_what_it_reads_and_sees_no_text_of_others() -> None:
+    held = [right for right in rights(PLAN, Service.SERVER) if right.resource is Resource.TOPIC]
+    read = {right.name for right in held if right.operation is Operation.READ}
+    assert {PLAN.prompts, PLAN.generations, *map(PLAN.activations, PLAN.points)}.isdisjoint(read)
+    activations = {*map(PLAN.activations, PLAN.points)}
+    assert written(Service.SERVER) == {PLAN.acks, *activations, *map(PLAN.dlq, read)}
+
+
 @pytest.mark.parametrize("service", list(Service))
 def test_no_right_goes_beyond_the_pipeline(service: Service) -> None:
     topics = {topic.name for topic in PLAN.topics()}
