@@ -74,6 +74,7 @@ async def _follow(llm: Any) -> ServerControl:  # noqa: ANN401 - an AsyncLLM
     from undercurrent.adapters.vllm.compat import server as compat
 
     config = config_of(compat.additional_config_of(llm), plugin_is_loaded=compat.plugin_is_loaded())
+    speak(config.own.logging.level)
     index, count = compat.server_index_of(llm), compat.api_servers_of(llm)
     lengths = None
     if config.own.capture.confirm_lengths:
@@ -86,6 +87,17 @@ async def _follow(llm: Any) -> ServerControl:  # noqa: ANN401 - an AsyncLLM
         raise
     compat.follow_requests(llm, control)
     return control
+
+
+def speak(level: str) -> None:
+    """Let our own loggers say what they have to say, whatever the root logger is set to.
+
+    Args:
+        level: least level that is shown.
+    """
+    # A package that vLLM imports in its API servers sets the root logger to ERROR: no warning of ours would be seen.
+    for package in ("engine_worker", "undercurrent"):
+        logging.getLogger(package).setLevel(level)
 
 
 def config_of(additional: object, *, plugin_is_loaded: bool) -> ServerConfig:

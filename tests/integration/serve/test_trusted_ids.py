@@ -133,7 +133,8 @@ def test_a_server_that_is_asked_to_end_leaves_no_stream_without_an_end(bench, se
         running = pool.submit(complete, server, "Cut off", **asked)
         bench.wait(lambda: bench.metric("undercurrent_publisher_open_streams") > 0, "its stream")
         server.terminate()
-        assert running.exception(120) is not None
+        # Or its engine still came to say so.
+        assert running.exception(120) is not None or running.result().choices[0].finish_reason == "abort"
     server.wait(120)
     publisher.wait(30)
     newest = max(bench.streams().values(), key=lambda messages: messages[0].started_at_us)

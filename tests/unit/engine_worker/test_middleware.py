@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import traceback
 from types import SimpleNamespace
 
 import pytest
 import yaml
 
-from engine_worker.middleware import ControlMiddleware, config_of
+from engine_worker.middleware import ControlMiddleware, config_of, speak
 from engine_worker.server_control import ServerControl
 from undercurrent.errors import ConfigError, SpecError, UnreachableError
 from undercurrent.testing.servers import free_port
@@ -171,6 +172,20 @@ def test_control_begins_with_the_server_and_ends_with_it():
     told = lifespan(ControlMiddleware(Application(), follow))
     assert [message["type"] for message in told] == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
     assert control.stopped
+
+
+def test_warnings_are_seen_where_somebody_has_set_the_root_logger_to_errors():
+    loggers = [logging.getLogger(name) for name in ("", "engine_worker", "undercurrent")]
+    before = [logger.level for logger in loggers]
+    warned = [logging.getLogger(name) for name in ("engine_worker.braking", "undercurrent.kafka.client")]
+    try:
+        loggers[0].setLevel(logging.ERROR)
+        assert not any(logger.isEnabledFor(logging.WARNING) for logger in warned)
+        speak("WARNING")
+        assert all(logger.isEnabledFor(logging.WARNING) for logger in warned)
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
 
 
 def test_requests_pass_untouched():
