@@ -93,8 +93,9 @@ def stopped(bench, server, name):
     answer = complete(
         server,
         "A probe stops this at its first row.",
-        max_tokens=1500,
+        max_tokens=800,
         extra_body={"ignore_eos": True, **ordered(points=["mlp"], request_id=name)},
+        timeout=240.0,
     )
     (ack,) = bench.wait(lambda: bench.acks_of(name), "an answer to the probe")
     assert ack.probe == "loud"
