@@ -119,6 +119,7 @@ def _write(found: Explained) -> None:
 
     from undercurrent.cli.findings import write_findings
     from undercurrent.cli.rendering import console, text
+    from undercurrent.protocol.audit_findings import FindingKind
 
     out, line = console(), found.line
     entries = line.entries
@@ -140,7 +141,10 @@ def _write(found: Explained) -> None:
         table.add_row(text(""), text("scores", _STYLES["scores"]), said)
     out.print(table)
     if found.findings:
-        out.print(text("Promises that are not kept, as far as was read:", "bold red"))
+        # A request that is under way has no final either: the finding then says where it stands.
+        under_way = all(finding.kind is FindingKind.NO_FINAL for finding in found.findings)
+        title, style = ("No final yet", "bold") if under_way else ("Promises that are not kept", "bold red")
+        out.print(text(f"{title}, as far as was read:", style))
         write_findings(found.findings)
 
 
