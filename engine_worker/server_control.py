@@ -93,6 +93,8 @@ class ServerControl:
         self._reached: dict[Partition, asyncio.Future[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._unwritten: dict[str, ControlAck] = {}
+        # Those of them that the present client has: it answers for them, they are not to be written again beside it.
+        self._handed: set[str] = set()
         self._interrupted = False
         self._stopped = False
 
@@ -233,9 +235,11 @@ class ServerControl:
     def _write(self, ack: ControlAck) -> None:
         def written(_: int) -> None:
             self._unwritten.pop(ack.command_id, None)
+            self._handed.discard(ack.command_id)
 
         if self._outbox is not None:
             item = Item(ack.request_id.encode(), self._codec.encode(ack), done=written)
+            self._handed.add(ack.command_id)
             self._outbox.send(self._config.plan.acks, 0, item)
 
     # The clients.
@@ -273,8 +277,9 @@ class ServerControl:
                 await asyncio.to_thread(self._close)
             else:
                 self._interrupted = False
-                for ack in list(self._unwritten.values()):
-                    self._write(ack)
+                for command_id, ack in list(self._unwritten.items()):
+                    if command_id not in self._handed:
+                        self._write(ack)
                 logger.warning("%s follows %s again", self._name, self._config.plan.control)
                 return
 
@@ -283,6 +288,7 @@ class ServerControl:
         if tail is not None:
             tail.stop()
         outbox, self._outbox = self._outbox, None
+        self._handed.clear()
         if outbox is not None:
             outbox.close(_CLOSE_S)
 

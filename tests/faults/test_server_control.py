@@ -181,8 +181,10 @@ def _abort_around_an_outage(bench: EngineBench, servers: Servers, broker: Any) -
     # A client that fails for good is replaced, and what was read and answered is known.
     for control in servers.controls:
         servers.on_loop(lambda control=control: control.on_failure(ProducerFatalError("the producer is fenced")))  # type: ignore[misc]
+    bench.wait(lambda: all(control._tail is None for control in servers.controls), "the end of the old clients")
     stopped[bench.abort(servers.add(0, "cmpl-anew-00000000"), attempt=1)] = 0
     bench.wait(lambda: bench.acks().keys() >= stopped.keys(), "an answer of the new clients", 60)
+    bench.wait(lambda: not any(control._unwritten for control in servers.controls), "the last acknowledgement")
 
     acks = bench.acks()
     assert Counter(len(answers) for answers in acks.values()) == {1: len(stopped)}
