@@ -5,7 +5,8 @@
 Rows are the residual stream of the demo's trained model on its own prompts, every layer and token, in float32 and
 rounded to bfloat16, as each encoding puts them on the wire; 32 KiB of them are compressed at once, with the libraries
 and levels that Kafka's clients use. Then a linear probe of width 4,096 is timed for 10 s, as `plan --measure` times
-others. The last line is one JSON object: share left, by codec and by what is on the wire, and the probe's cost.
+others, and the joining of two points of that width. The last line is one JSON object: share left, by codec and by what
+is on the wire, and both costs.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from undercurrent.adapters.hf.oracle import HFOracle
 from undercurrent.capacity.calibration import ProbeCost, measure
 from undercurrent.capacity.compression import CODECS, compressed
+from undercurrent.capacity.joining import measure_join
 from undercurrent.capacity.measured import LINEAR_WIDTH
 from undercurrent.capacity.wire import Stream
 from undercurrent.codec.tensors import bytes_of
@@ -65,33 +67,37 @@ def left(data: bytes, codec: str) -> float:
     return sum(compressed(piece, codec) for piece in pieces) / len(data)
 
 
-def linear_cost() -> ProbeCost:
-    """Return what a linear probe of a usual model costs here, of width `LINEAR_WIDTH`."""
-    stream = Stream(
-        point="residual",
+def _stream(point: str) -> Stream:
+    return Stream(
+        point=point,
         tensor_type="residual_stream",
         layers=(0,),
         width=LINEAR_WIDTH,
         dtype="bfloat16",
         row_bytes=2 * LINEAR_WIDTH,
     )
+
+
+def linear_cost() -> ProbeCost:
+    """Return what a linear probe of a usual model costs here, of width `LINEAR_WIDTH`."""
     weight = np.random.default_rng(0).standard_normal(LINEAR_WIDTH, np.float32)
     probe = LinearProbe.from_arrays(weight, 0.0, layer=0, tensor_type="residual_stream", threshold=1e9)
-    return measure(loaded_probe(probe), stream, seconds=10.0)
+    return measure(loaded_probe(probe), _stream("residual"), seconds=10.0)
 
 
 def main() -> None:
     """Print the table."""
     cost = linear_cost()
     sys.stdout.write(f"linear probe: {cost.record_s * 1e6:.1f} us a record, {cost.row_s * 1e6:.2f} us a row\n")
+    joining = measure_join([_stream("residual"), _stream("attn")], seconds=10.0)
+    sys.stdout.write(f"joining: {joining.record_s * 1e6:.1f} us a record, {joining.row_s * 1e6:.2f} us a row\n")
     rows = activations()
     found = wires(rows)
     table = {codec: {wire: round(left(data, codec), 3) for wire, data in found.items()} for codec in CODECS}
     for codec, shares in table.items():
         sys.stdout.write(f"{codec:5} " + "  ".join(f"{wire}: {share:.3f}" for wire, share in shares.items()) + "\n")
-    sys.stdout.write(
-        json.dumps({"rows": len(rows), "width": rows.shape[1], "left": table, "linear": asdict(cost)}) + "\n"
-    )
+    told = {"rows": len(rows), "width": rows.shape[1], "left": table}
+    sys.stdout.write(json.dumps(told | {"linear": asdict(cost), "joining": asdict(joining)}) + "\n")
 
 
 if __name__ == "__main__":

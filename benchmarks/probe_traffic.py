@@ -39,6 +39,7 @@ class Traffic:
         partitions: of the point.
         options: of hosts' clients.
         assignor: of their group.
+        others: points at which the same is captured; a second probe joins all.
     """
 
     def __init__(
@@ -49,27 +50,38 @@ class Traffic:
         options: Mapping[str, str | int] = MappingProxyType({}),
         *,
         assignor: Assignor = Assignor.COOPERATIVE_STICKY,
+        others: Sequence[str] = (),
     ) -> None:
-        self.bench = ProbeBench(broker.settings(**options), folder, partitions=partitions, assignor=assignor)
+        settings = broker.settings(**options)
+        self.bench = ProbeBench(settings, folder, partitions=partitions, assignor=assignor, others=others)
         self.group = ""
         weight = np.random.default_rng(2).standard_normal(WIDTH).astype(np.float32)
         # Its aggregate stays far below: what aborts cost is another part's subject.
         self.bench.save_linear("guard", weight, threshold=1e9, aggregation={"kind": "mean"})
+        both = np.tile(weight, 1 + len(others))
+        self.bench.save_linear("both", both, threshold=1e9, aggregation={"kind": "mean"})
 
     def load(self, records: int, seed: int) -> int:
-        """Append so many activations, request after request as they end and begin; return the topic's records."""
+        """Append so many activations of each point, request after request as they end and begin.
+
+        Returns:
+            The records of one point's topic.
+        """
         rows = np.random.default_rng(seed).standard_normal((REQUESTS, WIDTH)).astype(np.float32)
         data = [bytes_of(row, "bfloat16") for row in rows]
         producer = Producer(idempotent_producer_config(self.bench.settings.with_room(1 << 20)))
         streams: list[StreamBuilder] = []
         codec, encoders = Codec(), list[BlockEncoder]()
         written = 0
+        points = self.bench.points
+        topics = [self.bench.plan.activations(point) for point in points] * REQUESTS
+        data = [one for one in data for _ in points]
 
-        def put(stream: StreamBuilder, value: bytes) -> None:
+        def put(topic: str, stream: StreamBuilder, value: bytes) -> None:
             nonlocal written
             while True:
                 try:
-                    producer.produce(self.bench.topic, value, stream.key, self.bench.partition(stream.key))
+                    producer.produce(topic, value, stream.key, self.bench.partition(stream.key))
                 except BufferError:
                     producer.poll(0.05)
                 else:
@@ -79,35 +91,50 @@ class Traffic:
         for step in range(records // REQUESTS):
             at = step % TOKENS_PER_REQUEST
             if at == 0:
-                for stream in streams:
-                    put(stream, stream.end())
+                for topic, stream in zip(topics, streams, strict=False):
+                    put(topic, stream, stream.end())
                 streams = [
-                    StreamBuilder(f"r{seed}-{step}-{number}", width=WIDTH, dtype="bfloat16")
+                    StreamBuilder(f"r{seed}-{step}-{number}", width=WIDTH, dtype="bfloat16", point=point)
                     for number in range(REQUESTS)
+                    for point in points
                 ]
-                for stream in streams:
-                    put(stream, stream.start())
+                for topic, stream in zip(topics, streams, strict=True):
+                    put(topic, stream, stream.start())
                 encoders = [BlockEncoder(codec, stream.activations([0], rows[0])) for stream in streams]
             position = np.int32(at).tobytes()
-            for stream, encoder, values in zip(streams, encoders, data, strict=True):
+            for topic, stream, encoder, values in zip(topics, streams, encoders, data, strict=True):
                 stream.next_seq = at + 2
-                put(stream, encoder.encode(at + 1, step, 0, position, bytes(4), values))
+                put(topic, stream, encoder.encode(at + 1, step, 0, position, bytes(4), values))
             producer.poll(0)
-        for stream in streams:
-            put(stream, stream.end())
+        for topic, stream in zip(topics, streams, strict=True):
+            put(topic, stream, stream.end())
         producer.flush()
-        return written
+        return written // len(points)
 
-    def configure(self, **keys: object) -> Path:
-        """Return a configuration of a group of its own."""
-        bindings = [{"name": "guard", "point": self.bench.point, "probe": "./guard", "mode": "flag"}]
+    def configure(self, *, joined: bool = False, **keys: object) -> Path:
+        """Return a configuration of a group of its own.
+
+        Args:
+            joined: its probe joins all points; else it reads the first one.
+            keys: of the file.
+        """
+        first, *_ = points = self.bench.points
+        plain = {"name": "guard", "point": first, "probe": "./guard", "mode": "flag"}
+        joining = {"name": "both", "points": list(points), "probe": "./both", "mode": "flag"}
+        bindings = [joining if joined else plain]
         name = f"g{uuid.uuid4().hex[:8]}"
-        self.group = f"{self.bench.plan.prefix}.{name}.{self.bench.point}"
+        self.group = f"{self.bench.plan.prefix}.{name}.{self.bench.point if joined else first}"
         return self.bench.configure(bindings, group=name, **keys)
 
-    def host_rate(self, records: int, transactor: type[Transactor] = Transactor) -> float:
-        """Return records per second of a host in this process, from its first batch to its last commit."""
-        config = read_config(self.configure())
+    def host_rate(self, records: int, transactor: type[Transactor] = Transactor, *, joined: bool = False) -> float:
+        """Return records per second of a host in this process, from its first batch to its last commit.
+
+        Args:
+            records: that it is to read, of all points together.
+            transactor: writes transactions.
+            joined: its probe joins all points; else it reads the first one.
+        """
+        config = read_config(self.configure(joined=joined))
         [watched] = build(config, CollectorRegistry(), make_transactor=transactor)
         stop = threading.Event()
         spare_collector()  # as `serve` does

@@ -9,8 +9,9 @@ from pathlib import Path
 from engine_worker.config import PublisherSection
 from undercurrent.capacity.beside import BesideSizes
 from undercurrent.capacity.calibration import ProbeCost, measure
+from undercurrent.capacity.joining import joined, measure_join
 from undercurrent.capacity.load import PointLoad, Publishing, cycle_s, point_load
-from undercurrent.capacity.measured import LINEAR_WIDTH, linear_cost
+from undercurrent.capacity.measured import LINEAR_WIDTH, joining_cost, linear_cost
 from undercurrent.capacity.model import ModelShape
 from undercurrent.capacity.needs import CHECK_S, disk, longest_retention_s, outage_s, partitions
 from undercurrent.capacity.traffic import Traffic
@@ -97,8 +98,8 @@ def figures(asked: Asked) -> list[Figure]:
     bound = _bound(asked, loads)
     costs = dict(_costs(asked, bound, loads))
     found = [figure for load in loads.values() for figure in _topic(load, asked, how)]
-    found += _beside(asked, bound, loads)
-    found += _probes(asked, bound, costs, loads)
+    found += _beside(asked, bound, costs)
+    found += _probes(asked, bound, costs)
     found += _partitions(asked, bound, costs, loads)
     found += _deployment(asked, bound, loads)
     places = {figure.about: None for figure in found}
@@ -115,16 +116,59 @@ def _bound(asked: Asked, loads: Mapping[str, PointLoad]) -> Bound:
     for binding in bindings:
         try:
             binding.check_points(loads)
-            binding.refuse_joined("a plan counts probes of one point; plan without it, and measure its host")
         except ConfigError as exc:
             raise ConfigError(f"{asked.probes}: {exc}") from exc
     return [(binding, load_binding(binding, base=asked.probes.parent)) for binding in bindings]
 
 
-def _costs(asked: Asked, bound: Bound, loads: Mapping[str, PointLoad]) -> Iterator[tuple[str, ProbeCost]]:
+def _costs(asked: Asked, bound: Bound, loads: Mapping[str, PointLoad]) -> Iterator[tuple[str, Cost]]:
     for binding, loaded in bound:
-        stream = loads[binding.point].stream
-        yield binding.name, measure(loaded, stream) if asked.measure else linear_cost(stream.width)
+        read = [loads[point] for point in binding.sources]
+        streams = [load.stream for load in read]
+        joins = len(read) > 1
+        stream = joined(streams) if joins else streams[0]
+        probe = measure(loaded, stream) if asked.measure else linear_cost(stream.width)
+        join = None
+        if joins:
+            join = measure_join(streams) if asked.measure else joining_cost(stream.width // len(read))
+        yield binding.name, Cost(probe=probe, join=join, read=tuple(read))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a binding costs.
+
+    Args:
+        probe: its probe.
+        join: joining, for each record and row of each point; None where it reads one.
+        read: what it reads.
+    """
+
+    probe: ProbeCost
+    join: ProbeCost | None
+    read: tuple[PointLoad, ...]
+
+    @property
+    def rows(self) -> float:
+        """Rows of a request that the probe sees: those that each of its points has, at most."""
+        return min(load.rows.total for load in self.read)
+
+    @property
+    def rows_s(self) -> float:
+        """Rows that it sees in a second."""
+        return min(load.rows_s for load in self.read)
+
+    @property
+    def records_s(self) -> float:
+        """Records, or runs of joined rows, in which it sees them: as many as the point has that has most."""
+        return max(load.records_s for load in self.read)
+
+    @property
+    def cores(self) -> float:
+        """Cores that it takes."""
+        join = self.join
+        joining = 0.0 if join is None else sum(join.cores(load.records_s, load.rows_s) for load in self.read)
+        return joining + self.probe.cores(self.records_s, self.rows_s)
 
 
 def _topic(load: PointLoad, asked: Asked, how: Publishing) -> Iterator[Figure]:
@@ -173,7 +217,7 @@ def _disk(about: str, bytes_s: float, count: int, retention_s: float, replicatio
     )
 
 
-def _beside(asked: Asked, bound: Bound, loads: Mapping[str, PointLoad]) -> Iterator[Figure]:
+def _beside(asked: Asked, bound: Bound, costs: Mapping[str, Cost]) -> Iterator[Figure]:
     sizes, plan, rate = BesideSizes(asked.traffic), TopicPlan(), asked.traffic.requests_per_s
     events = f"a claim, {sizes.events(asked.delta_ms)} token events ({asked.delta_ms:g} ms each) and a final"
     kept_ms = plan.generations_retention_ms
@@ -182,7 +226,7 @@ def _beside(asked: Asked, bound: Bound, loads: Mapping[str, PointLoad]) -> Itera
         ("generations", sizes.generation(asked.delta_ms), events, kept_ms),
     ]
     if bound:
-        words = sum(sizes.verdicts(loads[binding.point].rows.total) for binding, _ in bound)
+        words = sum(sizes.verdicts(costs[binding.name].rows) for binding, _ in bound)
         topics.append(("verdicts", words, f"scores each 100 ms and a result of {len(bound)} probes", kept_ms))
     for name, size, what, retention_ms in topics:
         yield Figure(
@@ -194,28 +238,31 @@ def _beside(asked: Asked, bound: Bound, loads: Mapping[str, PointLoad]) -> Itera
         yield _disk(name, rate * size, plan.prompt_partitions, retention_ms / 1000, asked.replication)
 
 
-def _probes(
-    asked: Asked, bound: Bound, costs: Mapping[str, ProbeCost], loads: Mapping[str, PointLoad]
-) -> Iterator[Figure]:
+def _probes(asked: Asked, bound: Bound, costs: Mapping[str, Cost]) -> Iterator[Figure]:
     for binding, _ in bound:
-        cost, load = costs[binding.name], loads[binding.point]
+        cost = costs[binding.name]
+        joining = ""
+        if cost.join is not None:
+            joining = (
+                f" + records/s of all its points x {cost.join.record_s * 1e6:.1f} us + their rows/s x "
+                f"{cost.join.row_s * 1e6:.2f} us of joining"
+            )
         table = f"a linear probe's, from the table, scaled from width {LINEAR_WIDTH:,}; --measure times this one"
         where = "measured here, just now" if asked.measure else table
         yield Figure(
             f"probe {binding.name}",
             "cores",
-            cost.cores(load.records_s, load.rows_s),
-            f"records/s x {cost.record_s * 1e6:.1f} us + rows/s x {cost.row_s * 1e6:.2f} us ({where}; without "
-            f"the Kafka client and verdicts)",
+            cost.cores,
+            f"records/s x {cost.probe.record_s * 1e6:.1f} us + rows/s x {cost.probe.row_s * 1e6:.2f} us{joining} "
+            f"({where}; without the Kafka client and verdicts)",
         )
 
 
 def _partitions(
-    asked: Asked, bound: Bound, costs: Mapping[str, ProbeCost], loads: Mapping[str, PointLoad]
+    asked: Asked, bound: Bound, costs: Mapping[str, Cost], loads: Mapping[str, PointLoad]
 ) -> Iterator[Figure]:
     for name, load in loads.items():
-        mine = [costs[binding.name] for binding, _ in bound if binding.point == name]
-        cores = sum(cost.cores(load.records_s, load.rows_s) for cost in mine)
+        cores = sum(costs[binding.name].cores for binding, _ in bound if name in binding.sources)
         yield Figure(
             f"activations.{name}",
             "partitions",
@@ -226,8 +273,9 @@ def _partitions(
 
 
 def _deployment(asked: Asked, bound: Bound, loads: Mapping[str, PointLoad]) -> Iterator[Figure]:
-    read = sorted({binding.point for binding, _ in bound})
-    sent, received = sum(load.bytes_s for load in loads.values()), sum(loads[name].bytes_s for name in read)
+    groups = {binding.point: binding.sources for binding, _ in bound}
+    sent = sum(load.bytes_s for load in loads.values())
+    received = sum(loads[point].bytes_s for points in groups.values() for point in points)
     network = [
         ("produced_bytes_per_s", sent, "bytes/s of all activations, from the engines to the brokers"),
         (
@@ -238,7 +286,8 @@ def _deployment(asked: Asked, bound: Bound, loads: Mapping[str, PointLoad]) -> I
         (
             "consumed_bytes_per_s",
             received,
-            f"bytes/s of the points that probes read ({', '.join(read) or 'none'}), once for each group of hosts",
+            f"bytes/s of the points that probes read ({', '.join(sorted(groups)) or 'none'}), once for each "
+            "group of hosts",
         ),
     ]
     for name, value, formula in network:

@@ -13,7 +13,13 @@ from undercurrent.protocol.joining_host import JoiningHost
 
 
 def core_of(
-    inputs: Inputs, fingerprint: str, runner: StreamRunner, abort_max_age_us: int, *, keeping: Keeping | None = None
+    inputs: Inputs,
+    fingerprint: str,
+    runner: StreamRunner,
+    abort_max_age_us: int,
+    *,
+    contiguous: bool = True,
+    keeping: Keeping | None = None,
 ) -> ProbeHost:
     """Return what decides for a loop.
 
@@ -22,10 +28,11 @@ def core_of(
         fingerprint: of the probe set.
         runner: runs the probes.
         abort_max_age_us: an older record aborts nothing.
+        contiguous: every offset is expected; False where records are left out on purpose.
         keeping: how states of long streams are kept; None where they are not.
     """
     points, lanes = inputs.points, inputs.lanes
     if not inputs.joined:
-        return ProbeHost(points[0], fingerprint, runner, abort_max_age_us, keeping=keeping)
+        return ProbeHost(points[0], fingerprint, runner, abort_max_age_us, contiguous=contiguous, keeping=keeping)
     joins = JoinRunner(runner, lanes, points, RowFormat(row_bytes, rows_of))
-    return JoiningHost(points, fingerprint, joins, lanes, abort_max_age_us, keeping=keeping)
+    return JoiningHost(points, fingerprint, joins, lanes, abort_max_age_us, contiguous=contiguous, keeping=keeping)

@@ -13,10 +13,12 @@ from typing import Any
 
 from probe_consumers.bound import Bound, set_fingerprint
 from probe_consumers.dataset_erased import ask_before_reading
+from probe_consumers.joined_topics import check_joined as check_joined_topics
+from probe_consumers.replay import Span
 from probe_consumers.replay_compare import LiveVerdicts, bucket_count, compare_folders, compare_live, stored_bytes
 from probe_consumers.replay_live import LivePositions
 from probe_consumers.replay_merge import SUMMARY, merge
-from probe_consumers.replay_order import Origins, Part, Plan, ReplayOrder, probe_facts, read_plan
+from probe_consumers.replay_order import Origins, Part, Plan, ReplayOrder, check_joined, probe_facts, read_plan
 from probe_consumers.replay_partition import Watcher
 from probe_consumers.replay_pool import run_parts
 from probe_consumers.replay_range import RangeRequest, find_range, spans_of
@@ -75,13 +77,19 @@ def replay(order: ReplayOrder, show: Show | None = None) -> ReplayResult:
     """
     loaded = load(order.origins)
     bounds = loaded.of_point(order.point)
-    if order.origins.dataset is None:
+    points = bounds[0].binding.points
+    dataset = order.origins.dataset
+    if dataset is None:
+        if points:
+            check_joined(order)
         host = loaded.host
-        names = Names(probe_services=(host.host.service.name,))
-        permitted(host.kafka, Service.REPLAY, replace(host.plan, points=(order.point,)), names)
+        names = Names(probe_services=(host.host.service.name,), joined=(order.point,) if points else ())
+        permitted(host.kafka, Service.REPLAY, replace(host.plan, points=points or (order.point,)), names)
         read_erasures(host.kafka, host.plan.erasures).refuse(order.requests or ())
-    elif not order.offline:
-        _refuse_erased(order.origins, order.origins.dataset, loaded)
+    else:
+        bounds[0].binding.refuse_joined("a dataset is replayed one point at a time; replay its topics instead")
+        if not order.offline:
+            _refuse_erased(order.origins, dataset, loaded)
     try:
         order.out.mkdir(parents=True, exist_ok=True)
         lock = lock_folder(order.out)
@@ -137,41 +145,52 @@ def _begin(order: ReplayOrder, loaded: Loaded, bounds: list[Bound]) -> Plan:
     # A plan that was not written to its end, by a process that died.
     if found := {path.name for path in order.out.iterdir() if not is_fresh(path)} - {"lock"}:
         raise ReplayError(f"{order.out}: holds {sorted(found)[0]} and no plan of a replay; name another folder")
-    parts, requests, facts = _of_dataset(order) if order.origins.dataset else _of_topic(order, loaded)
+    points = bounds[0].binding.points
+    parts, requests, facts = (
+        _of_dataset(order)
+        if order.origins.dataset
+        else _of_topics(order, loaded, points)
+        if points
+        else _of_topic(order, loaded)
+    )
     plan = Plan(
         asked=order.asked(),
         probes=probe_facts(bounds),
         fingerprint=set_fingerprint(bounds),
-        source=_source(order, loaded),
+        source=_source(order, loaded, points),
         origins=order.origins,
         parts=parts,
         requests=None if requests is None else tuple(sorted(requests)),
         facts=facts,
+        points=points,
+        partitions=len(parts) // len(points) if points else 0,
     )
     plan.write(order.out)
     return plan
 
 
-def _source(order: ReplayOrder, loaded: Loaded) -> dict[str, Any]:
+def _source(order: ReplayOrder, loaded: Loaded, points: tuple[str, ...]) -> dict[str, Any]:
     if order.origins.dataset is not None:
         return {"topic": None, **dataset_facts(order.origins.dataset)}
+    if points:
+        return {"topics": [loaded.host.plan.activations(point) for point in points]}
     return {"topic": loaded.host.plan.activations(order.point)}
 
 
 def _check_plan(plan: Plan, order: ReplayOrder, loaded: Loaded, bounds: list[Bound]) -> None:
     """Refuse to go on with a replay of something else."""
-    differences = plan.differences(order, bounds, _source(order, loaded))
+    differences = plan.differences(order, bounds, _source(order, loaded, bounds[0].binding.points))
     if differences:
         raise ReplayError(f"{order.out}: holds another replay ({'; '.join(differences)}); name another folder")
     if order.origins.dataset is None and not (order.out / SUMMARY).exists():
-        topic = plan.source["topic"]
         lookup = OffsetLookup(loaded.host.kafka)
-        ends = {where.number: end for where, end in lookup.end(lookup.partitions(topic)).items()}
+        ends = lookup.end([where for topic in plan.inputs.topics for where in lookup.partitions(topic)])
         for part in plan.parts:
-            if ends.get(part.number, 0) < part.span.end:
+            where = plan.inputs.place(part.number)
+            if ends.get(where, 0) < part.span.end:
                 raise ReplayError(
-                    f"{topic}[{part.number}] ends at {ends.get(part.number, 0)}, the replay in {order.out} reads up to "
-                    f"{part.span.end}: it is not the topic that it was"
+                    f"{where} ends at {ends.get(where, 0)}, the replay in {order.out} reads up to {part.span.end}: it "
+                    "is not the topic that it was"
                 )
 
 
@@ -196,7 +215,7 @@ def _of_topic(order: ReplayOrder, loaded: Loaded) -> _Found:
         requests = _both(requests, labelled(labels_on_topic(config.kafka, config.plan.labels), order.labels))
     if order.last is not None:
         part, requests = last_of_topic(part, order.last, codec_of(config.kafka))
-    first_ms = _first_times(part)
+    first_ms = _first_times(part, lambda piece: piece.deleted != 0)
     spans = spans_of(part)
     parts = tuple(
         Part(
@@ -210,15 +229,39 @@ def _of_topic(order: ReplayOrder, loaded: Loaded) -> _Found:
     return parts, requests, {}
 
 
+def _of_topics(order: ReplayOrder, loaded: Loaded, points: tuple[str, ...]) -> _Found:
+    """Return the parts of topics that are joined, those of each topic after those of the one before."""
+    config, requests = loaded.host, order.requests
+    found = [find_range(config.kafka, config.plan.activations(point), order.range) for point in points]
+    check_joined_topics(config, {part.topic: len(part.pieces) for part in found})
+    if order.labels:
+        requests = _both(requests, labelled(labels_on_topic(config.kafka, config.plan.labels), order.labels))
+    parts: list[Part] = []
+    for part in found:
+        first_ms = _first_times(part, lambda piece: piece.start > 0)
+        for piece in part.pieces:
+            begins_ms = first_ms.get(piece.partition.number)
+            parts.append(
+                Part(
+                    number=len(parts),
+                    span=Span(piece.start, piece.end),
+                    deleted=piece.deleted,
+                    remains_from_ms=begins_ms if piece.deleted != 0 else None,
+                    begins_ms=begins_ms,
+                )
+            )
+    return tuple(parts), requests, {}
+
+
 def _both(requests: frozenset[str] | None, others: frozenset[str]) -> frozenset[str]:
     return others if requests is None else requests & others
 
 
-def _first_times(part: TopicRange) -> dict[int, int]:
-    """Return when the first record was appended that retention has left, of the partitions where some are gone."""
+def _first_times(part: TopicRange, asked: Callable[[Piece], bool]) -> dict[int, int]:
+    """Return when the first record of a range was appended, of the partitions where that is asked for."""
     found = {}
     for piece in part.pieces:
-        if piece.deleted != 0 and piece.offsets:
+        if asked(piece) and piece.offsets:
             one = Piece(piece.partition, piece.start, piece.start + 1, 0)
             for record in part.narrowed((one,)).read():
                 found[piece.partition.number] = record.timestamp_ms
@@ -237,7 +280,7 @@ def _compared(
     shutil.rmtree(meanwhile, ignore_errors=True)
     try:
         if order.compare == "live":
-            service, diff = _with_live(order, loaded, bounds, plan, meanwhile)
+            service, diff = _with_live(order, loaded, bounds, plan.as_read(summary.get("not_read", {})), meanwhile)
         else:
             service, diff = order.compare, compare_folders(order.out, Path(order.compare), meanwhile)
     finally:
@@ -249,9 +292,9 @@ def _compared(
 def _with_live(
     order: ReplayOrder, loaded: Loaded, bounds: list[Bound], plan: Plan, folder: Path
 ) -> tuple[str | None, DiffReport]:
-    config, topic = loaded.host, plan.source["topic"]
+    config = loaded.host
     group = order.service or config.group(order.point)
-    positions = LivePositions(OffsetLookup(config.kafka), topic, config.plan.verdicts)
+    positions = LivePositions(OffsetLookup(config.kafka), plan.inputs, config.plan.verdicts)
     # Before the verdicts are read: what is below a position is then among them.
     judged_up_to = positions.wait(group, plan.spans, order.wait_s)
     positions.settle()
@@ -271,7 +314,8 @@ def _with_live(
     if service not in (group, None):
         shutil.rmtree(folder)
         return _with_live(replace(order, service=service), loaded, bounds, plan, folder)
-    return service, compare_live(order.out, live, service, plan.spans, judged_up_to)
+    joined = plan.inputs if plan.points else None
+    return service, compare_live(order.out, live, service, plan.spans, judged_up_to, joined)
 
 
 def _service(asked: str | None, service: str, there: frozenset[str], *, has_begun: bool) -> str | None:

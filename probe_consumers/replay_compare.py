@@ -18,15 +18,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from probe_consumers.inputs import Inputs
 from probe_consumers.passed_over import PassedOver
 from probe_consumers.replay import Edges, Span, comparable
 from probe_consumers.replay_merge import STARTED_BEFORE
-from probe_consumers.replay_tables import SCORES, VERDICTS, TableLog, read_log
+from probe_consumers.replay_tables import OTHERS, SCORES, VERDICTS, TableLog, read_log
 from undercurrent.codec import Codec
 from undercurrent.errors import DecodeError, ReplayError
-from undercurrent.evaluation.diff import DiffReport, collect, compare
+from undercurrent.evaluation.diff import DiffReport, TellingId, collect, compare, telling_id
 from undercurrent.files import writing
 from undercurrent.kafka.records import Record
+from undercurrent.protocol.lanes import Lanes
 from undercurrent.protocol.messages import BindingMode, ProbeVerdict, VerdictAction, VerdictKind
 from undercurrent.protocol.streams import StreamId
 
@@ -115,17 +117,38 @@ class ReplayedVerdicts:
 
     def read(self, bucket: int) -> list[ProbeVerdict]:
         """Return what was said of the requests of a bucket."""
-        rows = (row for batch in read_log(self._folder / f"verdicts-{bucket}") for row in batch.to_pylist())
-        return [*map(_verdict, rows), *_watermarks(list(read_log(self._folder / f"scores-{bucket}")))]
+        return [*map(_verdict, self._rows(bucket)), *_watermarks(list(read_log(self._folder / f"scores-{bucket}")))]
+
+    def ahead(self, bucket: int, lanes: Lanes, judged_up_to: Mapping[int, int]) -> frozenset[TellingId]:
+        """Return of whom the last words follow from records that a live run had not come to, at any of their points."""
+        found = set()
+        for row in self._rows(bucket):
+            verdict, places = _verdict(row), (row["source_offset"], *(row[OTHERS] or ()))
+            judged = [judged_up_to.get(lane) for lane in lanes.of(verdict.source_partition)]
+            late = [up_to is not None and at >= up_to for at, up_to in zip(places, judged, strict=True)]
+            if verdict.kind in (VerdictKind.RESULT, VerdictKind.ERROR) and any(late):
+                found.add(telling_id(verdict))
+        return frozenset(found)
+
+    def _rows(self, bucket: int) -> Iterator[dict[str, Any]]:
+        return (row for batch in read_log(self._folder / f"verdicts-{bucket}") for row in batch.to_pylist())
 
 
-def read_cut(out: Path) -> Edges:
-    """Return the streams that the range of a replay cut."""
+def read_cut(out: Path, first: str | None = None) -> Edges:
+    """Return the streams that the range of a replay cut.
+
+    Args:
+        out: folder of its results.
+        first: the first of its points, where it joined several.
+    """
     edges = Edges()
     for batch in _stored(out / "cut.parquet"):
         for row in batch.to_pylist():
+            name = StreamId(row["request_id"], row["attempt"], row["index"])
             side = edges.started_before if row["why"] == STARTED_BEFORE else edges.unfinished
-            side[StreamId(row["request_id"], row["attempt"], row["index"])] = row["partition"]
+            side[name] = row["partition"]
+            if side is edges.unfinished and first is not None and row["point"] != first:
+                edges.elsewhere.add(name)
     return edges
 
 
@@ -135,6 +158,7 @@ def compare_live(
     service: str | None,
     spans: Mapping[int, Span],
     judged_up_to: Mapping[int, int] | None = None,
+    inputs: Inputs | None = None,
 ) -> DiffReport:
     """Compare a replay with what one consumer group said live.
 
@@ -143,14 +167,20 @@ def compare_live(
         live: what was said.
         service: the group; None where there is none.
         spans: the range of the replay.
-        judged_up_to: how far the group had come, by partition; see `compare`.
+        judged_up_to: how far the group had come, by partition, or lane; see `compare`.
+        inputs: what the replay read, where it joined points.
     """
-    edges, report = read_cut(out), DiffReport(unreadable=live.passed_over.count)
+    edges, report = (
+        read_cut(out, None if inputs is None else inputs.points[0]),
+        DiffReport(unreadable=live.passed_over.count),
+    )
     report.unreadable_first += live.passed_over.first
+    lanes = None if inputs is None else inputs.lanes
     replayed = ReplayedVerdicts(out, live.folder / "replayed", live.buckets)
     for bucket in range(live.buckets):
-        mine, theirs = comparable(live.read(bucket, service), replayed.read(bucket), edges, spans)
-        compare(collect(mine), collect(theirs), report, judged_up_to)
+        mine, theirs = comparable(live.read(bucket, service), replayed.read(bucket), edges, spans, lanes)
+        ahead = frozenset() if lanes is None else replayed.ahead(bucket, lanes, judged_up_to or {})
+        compare(collect(mine), collect(theirs), report, judged_up_to, ahead)
     return report
 
 
@@ -225,8 +255,10 @@ def _spread(batch: pa.RecordBatch, buckets: int) -> Iterator[tuple[int, pa.Recor
 
 
 def _verdict(row: dict[str, Any]) -> ProbeVerdict:
-    told: dict[str, Any] = {name: kind(row.pop(name)) for name, kind in _ENUMS.items()}
-    return ProbeVerdict(**row, **told, service="", decided_at_us=0)
+    told: dict[str, Any] = {
+        name: _ENUMS[name](value) if name in _ENUMS else value for name, value in row.items() if name != OTHERS
+    }
+    return ProbeVerdict(**told, service="", decided_at_us=0)
 
 
 def _watermarks(batches: Sequence[pa.RecordBatch]) -> Iterator[ProbeVerdict]:

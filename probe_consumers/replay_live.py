@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
+from probe_consumers.inputs import Inputs
 from probe_consumers.replay import Span
 from undercurrent.errors import UnreachableError
 from undercurrent.kafka.client import Isolation
 from undercurrent.kafka.offsets import OffsetLookup
-from undercurrent.kafka.records import Partition
 from undercurrent.protocol.host_position import HostMetadata
 
 _LOOK_S = 0.5
@@ -19,26 +19,31 @@ _AGAIN_S = 0.1
 
 
 class LivePositions:
-    """Asks how far consumer groups have come with a topic.
+    """Asks how far consumer groups have come with a topic, or with those that they join.
 
     Args:
         lookup: asks.
-        topic: activations topic of the point.
+        inputs: what a group reads.
         verdicts: topic of verdicts.
     """
 
-    def __init__(self, lookup: OffsetLookup, topic: str, verdicts: str) -> None:
+    def __init__(self, lookup: OffsetLookup, inputs: Inputs, verdicts: str) -> None:
         self._lookup = lookup
-        self._topic = topic
+        self._inputs = inputs
         self._verdicts = verdicts
 
-    def judged_up_to(self, group: str, numbers: Iterable[int]) -> dict[int, int]:
-        """Return the first offset whose outputs a group may not have written, by partition where it has committed."""
-        asked = [Partition(self._topic, number) for number in numbers]
+    def judged_up_to(self, group: str, lanes: Iterable[int]) -> dict[int, int]:
+        """Return the first offset whose outputs a group may not have written, where it has committed.
+
+        Args:
+            group: the group.
+            lanes: which partitions; they are the keys of the answer too.
+        """
+        asked = [self._inputs.place(lane) for lane in lanes]
         found = {}
         for where, (offset, text) in self._lookup.committed(group, asked).items():
             metadata = HostMetadata.from_text(text)
-            found[where.number] = offset if metadata is None else max(offset, metadata.emitted_up_to)
+            found[self._inputs.lane(where)] = offset if metadata is None else max(offset, metadata.emitted_up_to)
         return found
 
     def wait(self, group: str, spans: Mapping[int, Span], seconds: float) -> dict[int, int]:
@@ -46,14 +51,14 @@ class LivePositions:
 
         Args:
             group: the group.
-            spans: the range.
+            spans: the range, by partition, or lane.
             seconds: how long.
         """
         deadline = time.monotonic() + seconds
         while True:
             found = self.judged_up_to(group, spans)
             left_s = deadline - time.monotonic()
-            behind = [number for number, span in spans.items() if span.start < span.end > found.get(number, -1)]
+            behind = [lane for lane, span in spans.items() if span.start < span.end > found.get(lane, -1)]
             if left_s <= 0 or not behind:
                 return found
             time.sleep(min(_LOOK_S, left_s))

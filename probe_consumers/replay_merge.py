@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from probe_consumers.replay import NO_OPEN_STREAM, LeftOut, cut_streams
+from probe_consumers.inputs import Inputs
+from probe_consumers.replay import HALF, NO_OPEN_STREAM, LeftOut, Mark, Span, cut_streams
 from probe_consumers.replay_order import FORMAT, VERSION, Plan
 from probe_consumers.replay_store import Checkpoint, part_folder, read_checkpoint, write_json
 from probe_consumers.replay_tables import (
@@ -23,6 +24,8 @@ from probe_consumers.replay_tables import (
     VERDICTS,
     cut_batch,
     left_out_batch,
+    placed,
+    placed_schema,
     read_log,
     write_parquet,
 )
@@ -41,18 +44,20 @@ def merge(out: Path, plan: Plan) -> dict[str, Any]:
     Raises:
         ReplayError: a part is not done.
     """
-    numbers = [part.number for part in plan.parts]
+    numbers, inputs = plan.numbers, plan.inputs
     reached = {number: _done(out, number) for number in numbers}
     left_out = [row for number in numbers for row in _left_out(out, number)]
     tally = Tally({row.stream for row in left_out if row.stream is not None})
     write_parquet(out / "verdicts.parquet", VERDICTS, tally.watch(_rows(out, numbers, "verdicts")))
     write_parquet(out / "scores.parquet", SCORES, tally.count_scores(_rows(out, numbers, "scores")))
-    unfinished = {stream: number for number in numbers for stream in reached[number].unfinished}
+    unfinished = {stream: lane for number in numbers for stream, lane in reached[number].unfinished}
     cut = cut_streams(left_out, plan.spans, tally.spoken | unfinished.keys())
     # The late end of a stream that was closed before is no fault.
-    told = [row for row in left_out if not row.is_end or row.stream in cut]
-    write_parquet(out / "left_out.parquet", LEFT_OUT, [left_out_batch(told)])
-    write_parquet(out / "cut.parquet", CUT, [cut_batch(STARTED_BEFORE, cut), cut_batch(UNFINISHED, unfinished)])
+    told = [row for row in left_out if row.cause != HALF and (not row.is_end or row.stream in cut)]
+    cuts = [cut_batch(STARTED_BEFORE, cut), cut_batch(UNFINISHED, unfinished)]
+    for name, schema, batches in (("left_out", LEFT_OUT, [left_out_batch(told)]), ("cut", CUT, cuts)):
+        rows = [placed(batch, inputs) for batch in batches]
+        write_parquet(out / f"{name}.parquet", placed_schema(schema), rows)
     summary = _summary(plan, reached, told, cut, unfinished, tally)
     write_json(out / SUMMARY, summary)
     shutil.rmtree(out / "progress", ignore_errors=True)  # there is none of no partition
@@ -151,7 +156,7 @@ def _summary(
     unfinished: dict[StreamId, int],
     tally: Tally,
 ) -> dict[str, Any]:
-    causes = Counter(_cause(row, cut) for row in left_out)
+    causes, inputs = Counter(_cause(row, cut) for row in left_out), plan.inputs
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -160,9 +165,14 @@ def _summary(
         "requests": None if plan.requests is None else len(plan.requests),
         "probes": plan.probes,
         "fingerprint": plan.fingerprint,
-        "ranges": {str(part.number): asdict(part.span) for part in plan.parts},
+        "ranges": {inputs.label(part.number): asdict(part.span) for part in plan.parts},
+        "not_read": {
+            inputs.label(lane): asdict(Span(mark.position, plan.spans[lane].end))
+            for lane, mark in _marks(inputs, reached).items()
+            if mark.position < plan.spans[lane].end
+        },
         "deleted": {
-            str(part.number): {"offsets": part.deleted, "left_from": _time(part.remains_from_ms)}
+            inputs.label(part.number): {"offsets": part.deleted, "left_from": _time(part.remains_from_ms)}
             for part in plan.parts
             if part.deleted != 0
         },
@@ -172,7 +182,7 @@ def _summary(
             "bytes": sum(item.read_bytes for item in reached.values()),
             "left_out": dict(sorted(causes.items())),
         },
-        "cut": {STARTED_BEFORE: _named(cut), UNFINISHED: _named(unfinished)},
+        "cut": {STARTED_BEFORE: _named(cut, inputs), UNFINISHED: _named(unfinished, inputs)},
         "scores": tally.scores,
         "by_probe": {item["name"]: tally.of_probe(item["name"]) for item in plan.probes},
         **plan.facts,
@@ -184,8 +194,17 @@ def _cause(row: LeftOut, cut: dict[StreamId, int]) -> str:
     return STARTED_BEFORE if is_cut else row.cause
 
 
-def _named(streams: dict[StreamId, int]) -> dict[str, Any]:
-    listed = [asdict(stream) | {"partition": streams[stream]} for stream in sorted(streams)[:LISTED]]
+def _marks(inputs: Inputs, reached: dict[int, Checkpoint]) -> dict[int, Mark]:
+    pairs = [zip(inputs.lanes.of(number), item.marks, strict=True) for number, item in reached.items()]
+    return {lane: mark for lanes in pairs for lane, mark in lanes}
+
+
+def _named(streams: dict[StreamId, int], inputs: Inputs) -> dict[str, Any]:
+    def where(lane: int) -> dict[str, Any]:
+        number = {"partition": inputs.lanes.number(lane)}
+        return number | {"point": inputs.point(lane)} if inputs.joined else number
+
+    listed = [asdict(stream) | where(streams[stream]) for stream in sorted(streams)[:LISTED]]
     return {"count": len(streams), "named": listed}
 
 

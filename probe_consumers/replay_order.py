@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from probe_consumers.bound import Bound, set_fingerprint
+from probe_consumers.inputs import Inputs
 from probe_consumers.replay import Span
 from probe_consumers.replay_range import RangeRequest
 from probe_consumers.replay_store import write_json
@@ -112,6 +113,23 @@ class ReplayOrder:
         return self.range.offsets, self.range.ends
 
 
+def check_joined(order: ReplayOrder) -> None:
+    """Refuse what has no meaning where points are joined.
+
+    Raises:
+        ConfigError: it names the option.
+    """
+    for option, given, instead in (
+        ("--from-offset", order.range.offsets, "--since"),
+        ("--to-offset", order.range.ends, "--until"),
+        ("--last", order.last, "--since, or name requests"),
+    ):
+        if given:
+            raise ConfigError(
+                f"{option}: --point {order.point} reads several topics, which have offsets of their own; use {instead}"
+            )
+
+
 def _clashes(order: ReplayOrder) -> Iterator[tuple[str, str, str]]:
     part, some = order.range, "--label" if order.labels else "--request" if order.requests is not None else ""
     if part.since_ms is not None and part.offsets:
@@ -148,17 +166,20 @@ class Part:
     """What is replayed of one partition.
 
     Args:
-        number: the partition.
+        number: the partition; the lane, where points are joined.
         span: its offsets, the end fixed when the replay began.
         deleted: offsets of it that retention has deleted; None where nobody knows how many.
         remains_from_ms: when the first record that is left was appended, milliseconds since the Unix epoch; None where
             nothing is gone.
+        begins_ms: where points are joined, when the first record of a span was appended that has records before it,
+            milliseconds since the Unix epoch; None where it has none.
     """
 
     number: int
     span: Span
     deleted: int | None = 0
     remains_from_ms: int | None = None
+    begins_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,11 +190,13 @@ class Plan:
         asked: see `ReplayOrder.asked`.
         probes: name, mode, version and fingerprint of each binding.
         fingerprint: of the probe set.
-        source: topic, or the dataset with the sum of its manifest.
+        source: topic, or topics that are joined, or the dataset with the sum of its manifest.
         origins: where a process finds probes and records.
         parts: by partition.
         requests: ids that were chosen, None for all.
         facts: what else is to be told of the source.
+        points: those that are joined, in the order of their topics; empty where it is one.
+        partitions: of each of their topics.
     """
 
     asked: dict[str, Any]
@@ -184,11 +207,41 @@ class Plan:
     parts: tuple[Part, ...]
     requests: tuple[str, ...] | None
     facts: dict[str, Any] = field(default_factory=dict)
+    points: tuple[str, ...] = ()
+    partitions: int = 0
+
+    @property
+    def inputs(self) -> Inputs:
+        """What is read."""
+        points = self.points or (str(self.asked["point"]),)
+        topics = self.source.get("topics") or [str(self.source.get("topic") or points[0])]
+        return Inputs(points, topics, topics, self.partitions)
+
+    @property
+    def numbers(self) -> list[int]:
+        """The partition numbers: each is replayed by one process."""
+        return sorted({self.inputs.lanes.number(part.number) for part in self.parts})
+
+    def parts_of(self, number: int) -> list[Part]:
+        """Return the parts of a partition number, one per point."""
+        by_lane = {part.number: part for part in self.parts}
+        return [by_lane[lane] for lane in self.inputs.lanes.of(number)]
 
     @property
     def spans(self) -> dict[int, Span]:
-        """The range."""
+        """The range, by partition, or lane."""
         return {part.number: part.span for part in self.parts}
+
+    def as_read(self, not_read: Mapping[str, Mapping[str, int]]) -> Plan:
+        """Return it with the range that was read.
+
+        Args:
+            not_read: of a summary.
+        """
+        label = self.inputs.label
+        left = {part.number: not_read.get(label(part.number), {"start": part.span.end}) for part in self.parts}
+        parts = (replace(part, span=Span(part.span.start, left[part.number]["start"])) for part in self.parts)
+        return replace(self, parts=tuple(parts))
 
     def write(self, out: Path) -> None:
         """Write it into the folder of the results."""
@@ -241,9 +294,10 @@ def read_plan(out: Path) -> Plan | None:
         parts = tuple(
             Part(**part | {"number": int(part["number"]), "span": Span(**part["span"])}) for part in told.pop("parts")
         )
-        requests = told.pop("requests")
+        requests, points = told.pop("requests"), tuple(told.pop("points"))
         origins = Origins.from_dict(told.pop("origins"))
-        return Plan(**told, parts=parts, origins=origins, requests=None if requests is None else tuple(requests))
+        wanted = None if requests is None else tuple(requests)
+        return Plan(**told, parts=parts, origins=origins, requests=wanted, points=points)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as exc:

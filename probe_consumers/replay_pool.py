@@ -35,7 +35,7 @@ def run_parts(out: Path, plan: Plan, workers: int, watch: Watcher) -> None:
     Raises:
         ReplayError: a part failed, or its process was killed; what is done stays.
     """
-    left = [part.number for part in plan.parts if not _is_done(out, part.number)]
+    left = [number for number in plan.numbers if not _is_done(out, number)]
     if workers == 1 or len(left) < 2:
         for number in left:
             replay_part(out, number, watch)

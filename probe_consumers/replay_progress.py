@@ -35,10 +35,11 @@ class Odometer:
     def read(self) -> tuple[int, int]:
         """Return offsets that are done, and bytes of records that were read."""
         offsets = size = 0
-        for part in self._plan.parts:
-            reached = read_checkpoint(part_folder(self._out, part.number))
+        for number in self._plan.numbers:
+            reached = read_checkpoint(part_folder(self._out, number))
             if reached is not None:
-                offsets += reached.position - part.span.start
+                for part, mark in zip(self._plan.parts_of(number), reached.marks, strict=True):
+                    offsets += mark.position - part.span.start
                 size += reached.read_bytes
         return offsets, size
 

@@ -53,18 +53,14 @@ class Loaded:
         """
         found = [bound for bound in self.bounds if bound.binding.point == point]
         if not found:
-            known = ", ".join(self._points) or "none alone"
+            known = ", ".join(self._points) or "none"
             raise ConfigError(f"--point {point}: no binding reads it; bindings read {known}")
-        for bound in found:
-            bound.binding.refuse_joined(
-                f"a replay reads one point; accepted by --point: {', '.join(self._points) or 'none of these bindings'}"
-            )
         return found
 
     @property
     def _points(self) -> list[str]:
-        """The points that a binding reads alone."""
-        return list(dict.fromkeys(bound.binding.point for bound in self.bounds if not bound.binding.points))
+        """What bindings read: a point, or the common name of those that one joins."""
+        return list(dict.fromkeys(bound.binding.point for bound in self.bounds))
 
     @property
     def only_point(self) -> str:
@@ -74,8 +70,6 @@ class Loaded:
             ConfigError: they read several, or there is none.
         """
         points = self._points
-        if not points and self.bounds:
-            return self.bounds[0].binding.point  # refused, where its probes are asked for, with the reason
         if len(points) != 1:
             raise ConfigError(f"--point: is missing; bindings read {', '.join(points) or 'none'}")
         return points[0]
@@ -182,6 +176,8 @@ class DatasetSource:
         mine = streams_by_partition(self._folder, self._point).get(part.number, {})
         batch, size = [], 0
         for offset, item in enumerate(DatasetImport(self._folder, mine).messages()):
+            if offset >= part.span.end:
+                break
             if offset < first:
                 continue
             batch.append(Record(item.point, part.number, offset, item.request_id.encode(), item.value, 0, ()))
@@ -194,7 +190,7 @@ class DatasetSource:
 
 
 def source_of(origins: Origins, loaded: Loaded, point: str) -> RecordSource:
-    """Return where the records of a point are read."""
+    """Return where the records of one point are read."""
     if origins.dataset is not None:
         return DatasetSource(origins.dataset, point)
     config = loaded.host

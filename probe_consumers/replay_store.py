@@ -6,8 +6,8 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -41,27 +41,29 @@ class Checkpoint:
     Args:
         low: offset from which a reader comes to the same open streams.
         position: first offset whose outputs are not in the logs.
+        others: the same of the further lanes, where points are joined, in their order.
         records: read so far.
         skipped: of these, those of requests that were not asked for.
         read_bytes: of the records.
         lengths: bytes of each log that count.
-        unfinished: streams that are open at the range's end.
+        unfinished: streams that are open at the range's end, each with its partition, or lane.
         done: the whole range is in the logs.
     """
 
     low: int
     position: int
+    others: tuple[Mark, ...] = ()
     records: int = 0
     skipped: int = 0
     read_bytes: int = 0
     lengths: dict[str, int] = field(default_factory=dict)
-    unfinished: tuple[StreamId, ...] = ()
+    unfinished: tuple[tuple[StreamId, int], ...] = ()
     done: bool = False
 
     @property
-    def mark(self) -> Mark:
-        """Where to go on."""
-        return Mark(self.low, self.position)
+    def marks(self) -> tuple[Mark, ...]:
+        """Where to go on, by lane."""
+        return Mark(self.low, self.position), *self.others
 
 
 def write_json(path: Path, value: Any) -> None:  # noqa: ANN401 - plain data
@@ -83,8 +85,9 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
     path = folder / _CHECKPOINT
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
-        unfinished = tuple(StreamId(**name) for name in told.pop("unfinished"))
-        return Checkpoint(**told, unfinished=unfinished)
+        unfinished = tuple((StreamId(**name), lane) for name, lane in told.pop("unfinished"))
+        others = tuple(Mark(**mark) for mark in told.pop("others"))
+        return Checkpoint(**told, unfinished=unfinished, others=others)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as exc:
@@ -96,17 +99,19 @@ class PartStore:
 
     Args:
         folder: where; it is made.
-        first: first offset of the range.
+        firsts: first offset of the range, of each lane.
 
     Raises:
         ReplayError: another process writes there, or what is there is damaged.
     """
 
-    def __init__(self, folder: Path, first: int) -> None:
+    def __init__(self, folder: Path, firsts: Sequence[int]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._lock = _locked(folder / "lock", _LOCK_WAIT_S)
-        self.checkpoint = read_checkpoint(folder) or Checkpoint(low=first, position=first)
+        first, *others = (Mark(first, first) for first in firsts)
+        fresh = Checkpoint(low=first.low, position=first.position, others=tuple(others))
+        self.checkpoint = read_checkpoint(folder) or fresh
         lengths = self.checkpoint.lengths
         self._logs = {
             name: TableLog(folder / f"{name}.arrows", schema, lengths.get(name, 0)) for name, schema in SCHEMAS.items()
@@ -122,15 +127,28 @@ class PartStore:
             log.close()
         os.close(self._lock)
 
-    def commit(self, verdicts: Sequence[ProbeVerdict], left_out: Sequence[LeftOut], reached: Checkpoint) -> None:
-        """Add outputs, and with them how far they go; a process that dies in between has added nothing."""
-        self._logs["verdicts"].append(verdict_batch(verdicts))
+    def commit(
+        self,
+        verdicts: Sequence[ProbeVerdict],
+        left_out: Sequence[LeftOut],
+        reached: Checkpoint,
+        others: Callable[[ProbeVerdict], tuple[int, ...] | None] = lambda _: None,
+    ) -> None:
+        """Add outputs, and with them how far they go; a process that dies in between has added nothing.
+
+        Args:
+            verdicts: what was said.
+            left_out: records that no stream took.
+            reached: how far both go.
+            others: see `Replay.other_offsets`.
+        """
+        self._logs["verdicts"].append(verdict_batch(verdicts, others))
         self._logs["scores"].append(score_batch(verdicts))
         self._logs["left_out"].append(left_out_batch(left_out))
         lengths = {name: log.length for name, log in self._logs.items()}
         told = asdict(reached) | {"lengths": lengths}
         write_json(self._folder / _CHECKPOINT, told)
-        self.checkpoint = Checkpoint(**told | {"unfinished": reached.unfinished})
+        self.checkpoint = replace(reached, lengths=lengths)
 
 
 def lock_folder(folder: Path) -> int:

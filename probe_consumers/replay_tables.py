@@ -6,7 +6,7 @@ A log is an Arrow stream on disk that can be cut off at any batch's end and go o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from probe_consumers.inputs import Inputs
 from probe_consumers.replay import LeftOut
 from undercurrent.errors import ReplayError
 from undercurrent.files import replacing, writing
@@ -24,6 +25,7 @@ from undercurrent.protocol.streams import StreamId
 _STREAM = [("request_id", pa.string()), ("attempt", pa.int64()), ("index", pa.int32())]
 _PROBE = [("point", pa.string()), ("probe", pa.string())]
 _ROW_GROUP = 131_072
+OTHERS = "other_offsets"
 
 VERDICTS = pa.schema(
     [
@@ -49,9 +51,10 @@ VERDICTS = pa.schema(
         ("source_partition", pa.int32()),
         ("source_offset", pa.int64()),
         ("captured_at_us", pa.int64()),
+        (OTHERS, pa.list_(pa.int64())),
     ]
 )
-"""A row per signal, result and error."""
+"""A row per signal, result and error; `other_offsets` of a joining probe: the records at its other points."""
 
 SCORES = pa.schema([*_STREAM, *_PROBE, ("token_pos", pa.int32()), ("layer", pa.int32()), ("score", pa.float32())])
 """A row per score; NaN where a probe that looks at single records gave none."""
@@ -70,12 +73,18 @@ LEFT_OUT = pa.schema(
 CUT = pa.schema([*_STREAM, ("partition", pa.int32()), ("why", pa.string())])
 
 
-def verdict_batch(verdicts: Iterable[ProbeVerdict]) -> pa.RecordBatch:
-    """Return the rows of verdicts; watermarks have none."""
+def verdict_batch(
+    verdicts: Iterable[ProbeVerdict], others: Callable[[ProbeVerdict], tuple[int, ...] | None] = lambda _: None
+) -> pa.RecordBatch:
+    """Return the rows of verdicts; watermarks have none.
+
+    Args:
+        verdicts: the verdicts.
+        others: see `Replay.other_offsets`.
+    """
     told = [item for item in verdicts if item.kind is not VerdictKind.WATERMARK]
-    return pa.RecordBatch.from_pydict(
-        {name: [getattr(item, name) for item in told] for name in VERDICTS.names}, schema=VERDICTS
-    )
+    columns = {name: [getattr(item, name) for item in told] for name in VERDICTS.names if name != OTHERS}
+    return pa.RecordBatch.from_pydict({**columns, OTHERS: [others(item) for item in told]}, schema=VERDICTS)
 
 
 def score_batch(verdicts: Iterable[ProbeVerdict]) -> pa.RecordBatch:
@@ -126,6 +135,22 @@ def cut_batch(why: str, streams: Mapping[StreamId, int]) -> pa.RecordBatch:
     """
     listed = [asdict(stream) | {"partition": streams[stream], "why": why} for stream in sorted(streams)]
     return pa.RecordBatch.from_pylist(listed, schema=CUT)
+
+
+def placed(batch: pa.RecordBatch, inputs: Inputs) -> pa.RecordBatch:
+    """Return rows whose partition is a lane with the point and the partition of that lane."""
+    lanes = batch["partition"].to_pylist()
+    columns = {name: batch[name] for name in batch.schema.names}
+    columns |= {
+        "partition": pa.array(map(inputs.lanes.number, lanes), pa.int32()),
+        "point": pa.array(map(inputs.point, lanes), pa.string()),
+    }
+    return pa.RecordBatch.from_pydict(columns, schema=placed_schema(batch.schema))
+
+
+def placed_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the schema of `placed` rows."""
+    return schema.append(pa.field("point", pa.string()))
 
 
 class TableLog:

@@ -62,6 +62,9 @@ def _gone(summary: Mapping[str, Any]) -> Iterator[str]:
         count = "an unknown number of" if gone["offsets"] is None else f"{gone['offsets']:,}"
         left = "nothing is left" if gone["left_from"] is None else f"what is left begins at {gone['left_from']}"
         yield f"  partition {number}: retention has deleted {count} offsets; {left}"
+    for where, left in summary.get("not_read", {}).items():
+        count = left["end"] - left["start"]
+        yield f"  {where}: {count} offsets from {left['start']} on are not read: what they join is not in the range"
     cut = summary["cut"]
     if cut[STARTED_BEFORE]["count"]:
         yield f"  {counted(cut[STARTED_BEFORE]['count'], 'stream')} started before the range: not judged"

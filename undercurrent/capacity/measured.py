@@ -8,6 +8,14 @@ LINEAR_WIDTH = 4096
 LINEAR = ProbeCost(record_s=11.9e-6, row_s=24.3e-6)
 """What a linear probe costs that reads one layer of that width in bfloat16."""
 
+JOINING = ProbeCost(record_s=42.8e-6, row_s=11.1e-6)
+"""What a record costs to decode and join of a point that publishes one layer of that width in bfloat16."""
+
+
+def joining_cost(width: int) -> ProbeCost:
+    """Return what joining costs on rows of so many elements at each point, on average."""
+    return ProbeCost(record_s=JOINING.record_s, row_s=JOINING.row_s * width / LINEAR_WIDTH)
+
 
 def linear_cost(width: int) -> ProbeCost:
     """Return what a linear probe costs on rows of a width: a row's time goes with its elements."""

@@ -132,7 +132,7 @@ class StreamSizes:
         self._names = names
         self._codec = codec or Codec()
         self._encoder = BlockEncoder(self._codec, block_of(stream, names))
-        self._ends = _ends(stream, names)
+        self._ends = ends_of(stream, names)
 
     def framing(self, tokens: int) -> int:
         """Return the bytes of a record of so many tokens that are neither values, positions nor token ids."""
@@ -227,7 +227,8 @@ def block_of(
     )
 
 
-def _ends(stream: Stream, names: Names) -> tuple[StreamStarted, StreamEnded]:
+def ends_of(stream: Stream, names: Names) -> tuple[StreamStarted, StreamEnded]:
+    """Return the messages that open and close a request's stream."""
     layers = len(stream.layers)
     started = StreamStarted(
         request_id=names.request_id,

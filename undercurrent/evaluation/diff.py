@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -181,6 +181,7 @@ def compare(
     replay: Mapping[TellingId, Telling],
     report: DiffReport | None = None,
     judged_up_to: Mapping[int, int] | None = None,
+    ahead: Collection[TellingId] = (),
 ) -> DiffReport:
     """Compare what two runs said.
 
@@ -190,11 +191,12 @@ def compare(
         report: of other requests, to go on with.
         judged_up_to: first offset whose outputs the live run may not have written yet, by partition; where there is
             none it has written all.
+        ahead: whose last words follow from what it had not come to in other partitions than their own.
     """
     report = DiffReport() if report is None else report
     for name in sorted(live.keys() | replay.keys()):
         if name not in live or not live[name].last_words:
-            if name in replay and _lies_ahead(replay[name], judged_up_to or {}):
+            if name in replay and (name in ahead or _lies_ahead(replay[name], judged_up_to or {})):
                 report.wait_for(name)
             else:
                 report.add(name, "absent_live")

@@ -46,6 +46,7 @@ class Step(NamedTuple):
         event: Opened, Joined, Arrived, ArrivedStrand, Closed, Limited or Withheld; or Noted,
             where a runner wants it.
         silent: its outputs are written already; it only rebuilds state.
+        others: of a joined stream, the offsets of the other points' records that it follows from, in their order.
     """
 
     partition: int
@@ -53,6 +54,7 @@ class Step(NamedTuple):
     timestamp_us: int
     event: StepEvent
     silent: bool
+    others: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

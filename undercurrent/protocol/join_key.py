@@ -61,6 +61,11 @@ class JoinKey:
         """Whether the stream of some point has."""
         return any(side.stream is not None for side in self.sides)
 
+    def waits_at(self, side: int) -> bool:
+        """Whether its end at one point, or what shows that there is none, has not been read."""
+        item = self.sides[side]
+        return not item.closed and not any(waiting.kind is Kind.CLOSED for waiting in item.items)
+
     def take(self, side: int, step: Step) -> None:
         """Take what has happened to one point's stream."""
         if not self.dead or not isinstance(step.event, Arrived):
@@ -121,7 +126,9 @@ class JoinKey:
     def _open(self) -> Iterator[Step]:
         """Tell the probes of it; also where some point's stream has not started, since it ends."""
         layers = [side.layers for side in self.sides]
-        stream = self.stream = JoinedStream([side.stream for side in self.sides], layers, self._name, self._rows)
+        started_us = min(side.start_us for side in self.sides if side.stream is not None)
+        streams = [side.stream for side in self.sides]
+        stream = self.stream = JoinedStream(streams, layers, self._name, self._rows, started_us)
         self._tell()
         opened = Opened(stream, stream.started, stream.layers)
         place = next((side.withheld for side in self.sides if side.withheld), "")
@@ -212,4 +219,4 @@ class JoinKey:
     def _step(self, event: StepEvent) -> Step:
         offsets = [side.offset for side in self.sides]
         latest = max(side.timestamp_us for side in self.sides)
-        return Step(self._number, offsets[0], latest, event, self._written(offsets))
+        return Step(self._number, offsets[0], latest, event, self._written(offsets), tuple(offsets[1:]))

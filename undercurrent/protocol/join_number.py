@@ -225,6 +225,14 @@ class NumberJoin:
         held = [item.hold(dead=dead) for item, dead in sides if item.start >= 0]
         return min([*held, *self._restarts.holds(side)], default=None)
 
+    def unfinished(self, side: int) -> list[StreamId]:
+        """Return the requests of which something is there, be it an end alone, and the end at one point is not."""
+        return [key.id for key in self._keys.values() if key.waits_at(side)]
+
+    def unstarted(self, side: int) -> list[StreamId]:
+        """Return the requests of which something is there, and at one point neither a start nor that none came."""
+        return [key.id for key in self._keys.values() if key.sides[side].start < 0]
+
     def held_bytes(self, side: int) -> int:
         """Return how many bytes of one point's blocks wait for the others."""
         return sum(key.sides[side].held_bytes for key in self._keys.values())

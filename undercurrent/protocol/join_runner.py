@@ -9,7 +9,7 @@ from undercurrent.protocol.join_number import NumberJoin
 from undercurrent.protocol.joined_stream import RowFormat
 from undercurrent.protocol.lanes import Lanes
 from undercurrent.protocol.messages import ProbeVerdict, RunState
-from undercurrent.protocol.streams import Stream
+from undercurrent.protocol.streams import Stream, StreamId
 
 
 class JoinRunner:
@@ -93,6 +93,16 @@ class JoinRunner:
     def forget_before(self, number: int, lows: Sequence[int]) -> None:
         """Forget what nobody comes to know of who begins at these offsets, one per lane, or later."""
         self._joins[number].past.forget(lows)
+
+    def unfinished(self, lane: int) -> list[StreamId]:
+        """Return the requests whose end in a lane has not been read, although something of them is there."""
+        join = self._joins.get(self._lanes.number(lane))
+        return [] if join is None else join.unfinished(self._lanes.side(lane))
+
+    def unstarted(self, lane: int) -> list[StreamId]:
+        """Return the requests of which neither a start nor that none came has been read in a lane."""
+        join = self._joins.get(self._lanes.number(lane))
+        return [] if join is None else join.unstarted(self._lanes.side(lane))
 
     def held_bytes(self, lane: int) -> int:
         """Return how many bytes of a lane's blocks wait for other lanes."""

@@ -44,18 +44,40 @@ class JoinedStream(Stream):
         layers: of each.
         name: of the points together.
         rows: how rows stand on the wire.
+        started_us: when the broker appended the first of their starts.
 
     Attributes:
+        absent: which of the points have no stream.
         unlike: the streams are not of one engine's one run; no rows of theirs go together.
         gaps: messages that never came, before rows that were joined.
         bad: blocks whose arrays fit neither one another nor their stream.
     """
 
-    __slots__ = ("_ended", "_faults", "_layers", "_partial", "_parts", "_rows", "_unjoined", "bad", "gaps", "unlike")
+    __slots__ = (
+        "_ended",
+        "_faults",
+        "_layers",
+        "_partial",
+        "_parts",
+        "_rows",
+        "_unjoined",
+        "absent",
+        "bad",
+        "gaps",
+        "started_us",
+        "unlike",
+    )
 
     def __init__(
-        self, streams: Sequence[Stream | None], layers: Sequence[tuple[int, ...] | None], name: str, rows: RowFormat
+        self,
+        streams: Sequence[Stream | None],
+        layers: Sequence[tuple[int, ...] | None],
+        name: str,
+        rows: RowFormat,
+        started_us: int = 0,
     ) -> None:
+        self.absent = tuple(side for side, stream in enumerate(streams) if stream is None)
+        self.started_us = started_us
         known = [stream for stream in streams if stream is not None]
         first = known[0].started
         self._rows = rows

@@ -20,7 +20,7 @@ from undercurrent.protocol.joined_stream import joined_name
 from undercurrent.protocol.lanes import Lanes
 from undercurrent.protocol.messages import ProbeState, PublisherStarted
 from undercurrent.protocol.strands import Stretch
-from undercurrent.protocol.streams import Noted, StreamMessage, stream_id
+from undercurrent.protocol.streams import Noted, StreamId, StreamMessage, stream_id
 
 AHEAD_BYTES = 64 << 20
 """What one lane may have waiting for another before it is to be paused."""
@@ -35,6 +35,7 @@ class JoiningHost(ProbeHost):
         runner: joins, and runs the probes.
         lanes: which lane is which partition of which topic.
         abort_max_age_us: an older record aborts nothing.
+        contiguous: every offset is expected; False where records are left out on purpose.
         keeping: how states of long streams are kept; None where they are not. Those of joined probes never are: past
             `max_replay_bytes` they end.
         ahead_bytes: see `AHEAD_BYTES`.
@@ -48,10 +49,13 @@ class JoiningHost(ProbeHost):
         lanes: Lanes,
         abort_max_age_us: int,
         *,
+        contiguous: bool = True,
         keeping: Keeping | None = None,
         ahead_bytes: int = AHEAD_BYTES,
     ) -> None:
-        super().__init__(joined_name(points), fingerprint, runner, abort_max_age_us, keeping=keeping)
+        super().__init__(
+            joined_name(points), fingerprint, runner, abort_max_age_us, contiguous=contiguous, keeping=keeping
+        )
         self._points = tuple(points)
         self._joins = runner
         self._lanes = lanes
@@ -72,6 +76,14 @@ class JoiningHost(ProbeHost):
             flows = min(lanes, key=lambda lane: (held[lane], lane))
             found.update(lane for lane in lanes if lane != flows and held[lane] > self._ahead_bytes)
         return frozenset(found)
+
+    def unfinished(self, partition: int) -> list[StreamId]:
+        """Return the requests whose end in a lane has not been read, although something of them is there."""
+        return self._joins.unfinished(partition)
+
+    def unstarted(self, partition: int) -> list[StreamId]:
+        """Return the requests of which neither a start nor that none came has been read in a lane."""
+        return self._joins.unstarted(partition)
 
     # --- lanes come and go
 
@@ -152,6 +164,11 @@ class JoiningHost(ProbeHost):
         for number in {self._lanes.number(record.partition) for record in batch}:
             self._rebuilt(number)
         return actions
+
+    def pass_over(self, partition: int, offset: int) -> None:
+        """Take note that nothing of a lane comes any more below an offset."""
+        self._active[partition].position = max(offset, self._active[partition].position)
+        self._rebuilt(self._lanes.number(partition))
 
     def _take_stretch(self, steps: list[Step], jumped: AbstractSet[int], stretch: Stretch) -> bool:
         return False  # a record of another lane may belong between two of its own

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from undercurrent.cli.main import PROG_NAME, app
 from undercurrent.cli.running import run
+from undercurrent.probes import LinearProbe
 from undercurrent.testing import demo_model
 
 VAULT = demo_model.folder()
@@ -57,6 +60,43 @@ def test_a_probe_is_timed_here(capsys: pytest.CaptureFixture[str]) -> None:
     (guard,) = (figures for about, figures in found.items() if about.startswith("probe "))
     assert "measured here, just now" in guard["cores"]["formula"]
     assert 0 < guard["cores"]["value"] < 10
+
+
+POINTS = """
+version: 1
+extraction_points:
+  - {name: residual, layers: [1], tensor_type: residual_stream, position: "*", execution_mode: async}
+  - {name: attn, layers: [1, 2], tensor_type: attn_out, position: "generated[*]", execution_mode: async}
+"""
+JOINED = "bindings: [{name: both, points: [residual, attn], probe: ./both}]"
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_a_probe_that_joins_points_costs_both_topics_and_the_joining(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], measured: bool
+) -> None:
+    spec, probes = tmp_path / "points.yaml", tmp_path / "probes.yaml"
+    spec.write_text(POINTS)
+    probes.write_text(JOINED)
+    weight = np.ones(3 * 128, np.float32)
+    probe = LinearProbe.from_arrays(weight, 0.0, layer=1, tensor_type="residual_stream", threshold=1.0)
+    probe.save(tmp_path / "both")
+    assert plan("--probes", str(probes), "--json", *(["--measure"] if measured else []), spec=spec) == 0
+    found = json.loads(capsys.readouterr().out)
+    topics = [found[f"activations.{point}"] for point in ("residual", "attn")]
+    read = sum(topic["bytes_per_s"]["value"] for topic in topics)
+    assert found["network"]["consumed_bytes_per_s"]["value"] == pytest.approx(read)
+    cores = found["probe both"]["cores"]
+    terms = re.findall(r"([a-z/ ]+) x ([\d.]+) us", cores["formula"])
+    assert [name.strip() for name, _ in terms] == ["records/s", "rows/s", "records/s of all its points", "their rows/s"]
+    record_s, row_s, join_record_s, join_row_s = (float(cost) * 1e-6 for _, cost in terms)
+    rows = [topic["rows_per_s"]["value"] for topic in topics]
+    records = [topic["records_per_s"]["value"] for topic in topics]
+    assert rows[0] > rows[1]
+    # Only the tokens that both have are shown to the probe; what either has is read.
+    whole = max(records) * record_s + rows[1] * row_s + sum(records) * join_record_s + sum(rows) * join_row_s
+    assert cores["value"] == pytest.approx(whole, rel=0.02)
+    assert join_record_s > 0
 
 
 @pytest.mark.parametrize(

@@ -76,12 +76,12 @@ class Mortal:
         self.steps, self.dies_at, self.after = 0, -1, False
         commit = PartStore.commit
 
-        def mortal(store, verdicts, left_out, reached):
+        def mortal(store, verdicts, left_out, reached, others):
             self.steps += 1
             if self.steps == self.dies_at and not self.after:
                 store._logs["scores"].append(score_batch(verdicts))  # half of it was written
                 raise Killed
-            commit(store, verdicts, left_out, reached)
+            commit(store, verdicts, left_out, reached, others)
             if self.steps == self.dies_at:
                 raise Killed
 

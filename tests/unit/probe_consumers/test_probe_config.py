@@ -183,16 +183,18 @@ def test_a_version_of_a_joining_probe_fits_what_its_rows_are_shown_as(write_join
         version_of(config, config.bounds[1], tmp_path / "other", BindingMode.SHADOW, 0.5)
 
 
-def test_a_replay_runs_no_probe_that_joins_points_and_says_so(write_joined):
+def test_a_replay_chooses_a_point_or_points_that_a_probe_joins(write_joined):
     config = read_config(write_joined())
     loaded = Loaded(config.bounds, config)
-    assert loaded.only_point == "residual"
-    assert [bound.binding.name for bound in loaded.of_point("residual")] == ["guard"]
-    with pytest.raises(ConfigError, match=r"'both': field 'points'.*a replay reads one point; .*: residual"):
-        loaded.of_point("residual+attn")
-    only = Loaded(config.bounds[1:], config)
-    with pytest.raises(ConfigError, match="a replay reads one point; accepted by --point: none of these bindings"):
-        only.of_point(only.only_point)
+    with pytest.raises(ConfigError, match=r"--point: is missing; bindings read residual, residual\+attn"):
+        _ = loaded.only_point
+    for point, name in (("residual", "guard"), ("residual+attn", "both")):
+        assert [bound.binding.name for bound in loaded.of_point(point)] == [name]
+    assert Loaded(config.bounds[1:], config).only_point == "residual+attn"
+    with pytest.raises(
+        ConfigError, match=r"attn\+residual: no binding reads it; bindings read residual, residual\+attn"
+    ):
+        loaded.of_point("attn+residual")
 
 
 def test_the_mode_of_a_binding_is_part_of_the_probe_sets_fingerprint(write):

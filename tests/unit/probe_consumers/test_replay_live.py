@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from probe_consumers.inputs import Inputs
 from probe_consumers.replay import Span
 from probe_consumers.replay_live import LivePositions
 from undercurrent.kafka.client import Isolation
@@ -31,7 +32,7 @@ class Answers:
 
 
 def positions(answers):
-    return LivePositions(answers, TOPIC, VERDICTS)
+    return LivePositions(answers, Inputs(("p",), (TOPIC,), (TOPIC,)), VERDICTS)
 
 
 def text(emitted):
