@@ -157,11 +157,7 @@ class OffsetLookup:
         """Return the answer, or None when the question should be asked again."""
         # Held to the end: another thread may give the client up, and what it was asked would have no answer.
         admin = self._client()
-        # Half of the time, so that a new client has the rest: now and then one misses who leads a partition, and waits
-        # on though every other client is told at once.
-        patience_s = self._timeout_s / 2
-        asked = time.monotonic()
-        futures = admin.list_offsets(question, isolation_level=_LEVELS[isolation], request_timeout=patience_s)
+        futures = admin.list_offsets(question, isolation_level=_LEVELS[isolation], request_timeout=self._timeout_s)
         answer: dict[Partition, int] = {}
         for where, future in futures.items():
             partition = Partition(where.topic, where.partition)
@@ -175,9 +171,7 @@ class OffsetLookup:
             except KafkaException as exc:
                 error = error_of(exc)
                 # Who leads a partition may not have reached a client, or a broker, that has just started.
-                if error is not None and error.name() in ("_NOENT", "_TIMED_OUT") and time.monotonic() < deadline:
-                    if time.monotonic() - asked >= patience_s:
-                        self._admin = None
+                if error is not None and error.name() == "_NOENT" and time.monotonic() < deadline:
                     return None
                 if error is not None and error.code() in codes.LEADER_MOVED and time.monotonic() < deadline:
                     # The client would go on asking by the leader's epoch that it remembers; a new one asks afresh.

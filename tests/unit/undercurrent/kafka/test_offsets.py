@@ -6,7 +6,6 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
 
 from undercurrent.errors import UnreachableError
 from undercurrent.kafka.offsets import OffsetLookup
@@ -49,33 +48,6 @@ def test_no_offset_in_time_is_an_error_and_never_a_position(answers: list[int]) 
     answers.append(INVALID)
     with pytest.raises(UnreachableError, match=r"t\[0\]"):
         lookup(0.3).end([WHERE])
-
-
-def test_a_client_that_waits_for_a_leader_in_vain_is_replaced_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, now = [], [0.0]
-
-    def stuck(question, request_timeout, **_):
-        now[0] += request_timeout
-        (where,) = question
-        future: Future[SimpleNamespace] = Future()
-        future.set_exception(KafkaException(KafkaError(KafkaError._NOENT, "No leaders found")))
-        return {where: future}
-
-    def answering(question, **_):
-        (where,) = question
-        future: Future[SimpleNamespace] = Future()
-        future.set_result(SimpleNamespace(offset=7))
-        return {where: future}
-
-    def make_admin(_):
-        made.append(SimpleNamespace(list_offsets=answering if made else stuck))
-        return made[-1]
-
-    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None)
-    monkeypatch.setattr("undercurrent.kafka.offsets.time", clock)
-    monkeypatch.setattr("undercurrent.kafka.offsets.make_admin", make_admin)
-    assert lookup(10.0).end([WHERE]) == {WHERE: 7}
-    assert len(made) == 2
 
 
 def test_no_record_as_late_as_a_time_is_the_end(answers: list[int]) -> None:
