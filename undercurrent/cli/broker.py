@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Start a broker for development.", no_args_is_help=True, add_completion=False)
 
 POLL_S = 0.5
+# Nobody kills this one and waits for it. With the two seconds of the brokers of tests its own controller takes it for
+# dead on a busy machine: no partition has a leader then, and services end because no broker answers.
+_PATIENT = {"broker.session.timeout.ms": "30000"}
 
 
 class Kind(StrEnum):
@@ -68,7 +71,7 @@ def choose(kind: Kind) -> BrokerContext:
             kind = Kind.EMBEDDED
         else:
             kind = Kind.APACHE
-    return apache_kafka() if kind is Kind.APACHE else embedded_broker()
+    return apache_kafka(properties=_PATIENT) if kind is Kind.APACHE else embedded_broker()
 
 
 def note(apache: bool) -> str:
