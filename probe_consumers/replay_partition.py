@@ -31,12 +31,12 @@ KEPT_BYTES = 64 << 20
 Watcher = Callable[[], None]
 
 
-def replay_part(out: Path, number: int, watch: Watcher) -> None:
-    """Replay one partition number of the plan in a folder, from where it stands to its end.
+def replay_parts(out: Path, numbers: Sequence[int], watch: Watcher) -> None:
+    """Replay partition numbers of the plan in a folder, one after the other, each from where it stands to its end.
 
     Args:
         out: the folder.
-        number: of the partition; where points are joined, of one of each topic.
+        numbers: of the partitions; where points are joined, each is of one of each topic.
         watch: called whenever something was written.
 
     Raises:
@@ -46,11 +46,32 @@ def replay_part(out: Path, number: int, watch: Watcher) -> None:
     plan = read_plan(out)
     if plan is None:
         raise ReplayError(f"{out}: there is no plan of a replay")
-    firsts = [part.span.start for part in plan.parts_of(number)]
     keep_freed_memory(KEPT_BYTES)
-    with PartStore(part_folder(out, number), firsts) as store:
-        if not store.checkpoint.done:
-            _PartRun(plan, number, store, watch).run()
+    probes: _Probes | None = None
+    for number in numbers:
+        firsts = [part.span.start for part in plan.parts_of(number)]
+        with PartStore(part_folder(out, number), firsts) as store:
+            if not store.checkpoint.done:
+                probes = probes or _Probes(plan)
+                _PartRun(plan, number, store, watch, probes).run()
+
+
+class _Probes:
+    """What runs on every part of a replay, loaded once in a process.
+
+    Args:
+        plan: of the replay.
+
+    Raises:
+        ReplayError: the probes have changed.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.point = str(plan.asked["point"])
+        self.loaded = load(plan.origins)
+        self.bounds = self.loaded.of_point(self.point)
+        check_probes(plan, self.bounds)
+        self.versions = versions_of(plan.origins, self.loaded, self.point)
 
 
 class PassedOver:
@@ -84,13 +105,11 @@ class _PartRun:
         number: which one.
         store: where its outputs go.
         watch: called whenever something was written.
+        probes: that run.
     """
 
-    def __init__(self, plan: Plan, number: int, store: PartStore, watch: Watcher) -> None:
-        point = str(plan.asked["point"])
-        loaded = load(plan.origins)
-        bounds = loaded.of_point(point)
-        check_probes(plan, bounds)
+    def __init__(self, plan: Plan, number: int, store: PartStore, watch: Watcher, probes: _Probes) -> None:
+        loaded = probes.loaded
         self._inputs, self._parts = plan.inputs, plan.parts_of(number)
         self._sources = [source_of(plan.origins, loaded, name) for name in self._inputs.points]
         wanted = None if plan.requests is None else frozenset(plan.requests)
@@ -101,14 +120,15 @@ class _PartRun:
         self._marks = dict(zip(lanes, self._start.marks, strict=True))
         self._positions = {lane: mark.low for lane, mark in self._marks.items()}
         self._ends = {part.number: part.span.end for part in self._parts}
-        versions = versions_of(plan.origins, loaded, point)
         host = loaded.config.host if loaded.config is not None and plan.origins.dataset is None else None
         limit = None if host is None else host.max_replay_kb << 10
         spans = {part.number: part.span for part in self._parts}
         joining = None
         if self._inputs.joined:
             joining = Joining(inputs=self._inputs, begins_us=_begins_us(self._parts), wanted=wanted)
-        self._replay = Replay(point, bounds, spans, _no_clock, self._marks, versions, limit, joining)
+        self._replay = Replay(
+            probes.point, probes.bounds, spans, _no_clock, self._marks, probes.versions, limit, joining
+        )
         self._passed_over = PassedOver()
         self._decoder = Decoder(None if loaded.config is None else codec_of(loaded.config.kafka))
         self._rebuilds = False

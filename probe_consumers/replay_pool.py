@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from probe_consumers.replay_order import Plan
-from probe_consumers.replay_partition import Watcher, replay_part
+from probe_consumers.replay_partition import Watcher, replay_parts
 from probe_consumers.replay_store import part_folder, read_checkpoint, write_json
 from undercurrent.errors import ProbingError, ReplayError, UnreachableError
 
@@ -37,8 +37,7 @@ def run_parts(out: Path, plan: Plan, workers: int, watch: Watcher) -> None:
     """
     left = [number for number in plan.numbers if not _is_done(out, number)]
     if workers == 1 or len(left) < 2:
-        for number in left:
-            replay_part(out, number, watch)
+        replay_parts(out, left, watch)
         return
     _Pool(out, left, workers, watch).run()
 
@@ -106,7 +105,7 @@ def _work(out: str, number: int, parent: int) -> None:
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and ends this one
     try:
-        replay_part(Path(out), number, lambda: None)
+        replay_parts(Path(out), [number], lambda: None)
     except ProbingError as exc:
         told = {"message": str(exc), "is_unreachable": isinstance(exc, UnreachableError)}
         write_json(part_folder(Path(out), number) / _FAULT, told)

@@ -83,7 +83,7 @@ def replayed(folder: Path, size: int, points: tuple[str, ...]) -> float:
         requests=None,
     ).write(folder)
     before = peak_mib()
-    replay_partition.replay_part(folder, 0, lambda: None)
+    replay_partition.replay_parts(folder, [0], lambda: None)
     return peak_mib() - before
 
 
