@@ -314,8 +314,13 @@ def _with_live(
     if service not in (group, None):
         shutil.rmtree(folder)
         return _with_live(replace(order, service=service), loaded, bounds, plan, folder)
-    joined = plan.inputs if plan.points else None
-    return service, compare_live(order.out, live, service, plan.spans, judged_up_to, joined)
+    if not plan.points:
+        return service, compare_live(order.out, live, service, plan.spans, judged_up_to)
+    inputs = plan.inputs
+    # After the verdicts were read: what they follow from was in the logs by then.
+    ends = OffsetLookup(config.kafka).end([inputs.place(lane) for lane in plan.spans])
+    whole = {lane for lane, span in plan.spans.items() if ends[inputs.place(lane)] <= span.end}
+    return service, compare_live(order.out, live, service, plan.spans, judged_up_to, inputs, whole)
 
 
 def _service(asked: str | None, service: str, there: frozenset[str], *, has_begun: bool) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -134,12 +134,14 @@ class ReplayedVerdicts:
         return (row for batch in read_log(self._folder / f"verdicts-{bucket}") for row in batch.to_pylist())
 
 
-def read_cut(out: Path, first: str | None = None) -> Edges:
+def read_cut(out: Path, inputs: Inputs | None = None, whole: Collection[int] = ()) -> Edges:
     """Return the streams that the range of a replay cut.
 
     Args:
         out: folder of its results.
-        first: the first of its points, where it joined several.
+        inputs: what it read, where it joined points.
+        whole: lanes that had no record behind the range when the live verdicts were read: nobody can have said
+            anything that follows from one.
     """
     edges = Edges()
     for batch in _stored(out / "cut.parquet"):
@@ -147,8 +149,9 @@ def read_cut(out: Path, first: str | None = None) -> Edges:
             name = StreamId(row["request_id"], row["attempt"], row["index"])
             side = edges.started_before if row["why"] == STARTED_BEFORE else edges.unfinished
             side[name] = row["partition"]
-            if side is edges.unfinished and first is not None and row["point"] != first:
-                edges.elsewhere.add(name)
+            if side is edges.unfinished and inputs is not None and row["point"] != inputs.points[0]:
+                lane = inputs.lanes.of(row["partition"])[inputs.points.index(row["point"])]
+                edges.elsewhere.update([name] if lane not in whole else [])
     return edges
 
 
@@ -159,6 +162,7 @@ def compare_live(
     spans: Mapping[int, Span],
     judged_up_to: Mapping[int, int] | None = None,
     inputs: Inputs | None = None,
+    whole: Collection[int] = (),
 ) -> DiffReport:
     """Compare a replay with what one consumer group said live.
 
@@ -169,9 +173,10 @@ def compare_live(
         spans: the range of the replay.
         judged_up_to: how far the group had come, by partition, or lane; see `compare`.
         inputs: what the replay read, where it joined points.
+        whole: see `read_cut`.
     """
     edges, report = (
-        read_cut(out, None if inputs is None else inputs.points[0]),
+        read_cut(out, inputs, whole),
         DiffReport(unreadable=live.passed_over.count),
     )
     report.unreadable_first += live.passed_over.first

@@ -13,6 +13,7 @@ from probe_consumers import replay_merging, replay_partition
 from probe_consumers.bound import set_fingerprint
 from probe_consumers.inputs import Inputs
 from probe_consumers.replay import Joining, Replay, Span, comparable
+from probe_consumers.replay_compare import LiveVerdicts, compare_live, read_cut
 from probe_consumers.replay_merge import merge
 from probe_consumers.replay_merging import merged
 from probe_consumers.replay_order import Origins, Part, Plan, ReplayOrder, check_joined, probe_facts
@@ -31,6 +32,7 @@ from undercurrent.probes import LinearProbe
 from undercurrent.protocol.host_events import Incoming
 from undercurrent.protocol.joining_host import JoiningHost
 from undercurrent.protocol.lanes import Lanes
+from undercurrent.protocol.messages import PublisherStarted
 from undercurrent.protocol.streams import StreamId
 
 BOTH = POINTS[:2]
@@ -262,3 +264,30 @@ def test_what_has_no_one_meaning_for_several_topics_is_refused(tmp_path, fields,
     order = ReplayOrder(origins=Origins(config=tmp_path), point=NAME, out=tmp_path, **fields)
     with pytest.raises(ConfigError, match=rf"{named}: --point pa\+pb reads several topics"):
         check_joined(order)
+
+
+@pytest.mark.parametrize("more_behind", [False, True])
+def test_where_all_of_one_point_is_gone_that_differs_unless_it_may_lie_behind_the_range(
+    monkeypatch, recorded, origins, bounds, tmp_path, more_behind
+):
+    logs, live = recorded
+    [name, *_] = [item.request_id for item in live if item.kind == "result" and item.complete]
+    nothing = PublisherStarted(engine="other", incarnation=1, started_at_us=0)
+
+    def is_left(lane, message):
+        """Neither the request's records at the second point, nor what shows there that none come."""
+        starts = isinstance(message, PublisherStarted)
+        return lane < 2 or not (starts or getattr(message, "request_id", "") == name)
+
+    gone = {lane: [(at, said if is_left(lane, said) else nothing) for at, said in log] for lane, log in logs.items()}
+    by_point = {point: {number: gone[side * 2 + number] for number in range(2)} for side, point in enumerate(BOTH)}
+    monkeypatch.setattr(replay_partition, "source_of", lambda _, loaded, point: LogSource(point, by_point[point]))
+    plan = planned(tmp_path / "o", origins, bounds, gone)
+    carry_on(tmp_path / "o", plan)
+    said = LiveVerdicts(tmp_path / "live", 1, CODEC)
+    records = [Record("v", 0, at, b"", CODEC.encode(item), 0, ()) for at, item in enumerate(live)]
+    said.write(records, NAME, frozenset({"both"}))
+    whole = () if more_behind else (2, 3)
+    report = compare_live(tmp_path / "o", said, "live", plan.spans, {}, plan.inputs, whole)
+    assert name in {item.request_id for item in read_cut(tmp_path / "o").unfinished}
+    assert (name in {item.request_id for item in report.differences}) == (not more_behind)
