@@ -8,7 +8,7 @@ LINEAR_WIDTH = 4096
 LINEAR = ProbeCost(record_s=11.9e-6, row_s=24.3e-6)
 """What a linear probe costs that reads one layer of that width in bfloat16."""
 
-JOINING = ProbeCost(record_s=42.8e-6, row_s=11.1e-6)
+JOINING = ProbeCost(record_s=53.3e-6, row_s=13.3e-6)
 """What a record costs to decode and join of a point that publishes one layer of that width in bfloat16."""
 
 
