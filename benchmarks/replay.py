@@ -9,9 +9,10 @@ counted: what it takes to start processes and load code is told alone, as `start
 
 Raw is the client as a reader of the topic configures it. `raw_as_replay` reads with a replay's larger fetches in a
 process that keeps the memory that it frees, as a replay does: what is left is what a replay does with the records.
-Scaling is of wall time: `scaling_2` of a replay, `raw_scaling_2` of two processes that read a partition each and do
-nothing with it: all that the broker and the cores have to give. Then the topic is exported, and a probe trained
-on what was. The last line is a JSON object.
+Scaling is of the rate in wall time while all that run are at work: `scaling_2` of a replay, from when both parts have
+begun until one is done; `raw_scaling_2` of two processes that read a partition each and do nothing with it, which is
+all that the broker and the cores have to give. Then the topic is exported, and a probe trained on what was. The last
+line is a JSON object.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,10 @@ from typing import Any
 import numpy as np
 from confluent_kafka import Consumer, TopicPartition
 
-from probe_consumers.replay_partition import KEPT_BYTES
+from probe_consumers.replay_order import Plan
+from probe_consumers.replay_partition import KEPT_BYTES, Watcher
 from probe_consumers.replay_source import IN_BULK
+from probe_consumers.replay_store import Checkpoint, part_folder, read_checkpoint
 from undercurrent.codec import Codec
 from undercurrent.evaluation.labels import key_of
 from undercurrent.kafka.bulk import BulkPublisher, Outgoing
@@ -112,7 +115,7 @@ def read_raw(settings: Any, topic: str, numbers: Sequence[int], *, as_replay: bo
     if as_replay:
         keep_freed_memory(KEPT_BYTES)
     ends = OffsetLookup(settings).end([(topic, number) for number in numbers])
-    size = 0
+    size, began = 0, 0.0
     started, cpu = time.perf_counter(), time.process_time()
     for where, end in ends.items():
         consumer = Consumer(reader_config(settings) | (IN_BULK if as_replay else {}))
@@ -120,11 +123,12 @@ def read_raw(settings: Any, topic: str, numbers: Sequence[int], *, as_replay: bo
         position = 0
         while position < end:
             for message in consumer.consume(1000, 0.25):
+                began = began or time.perf_counter()
                 if message.error() is None:
                     size += len(message.value() or b"")
                     position = (message.offset() or 0) + 1
         consumer.close()
-    return _rates(size / 1e6, started, cpu) | {"started": started, "ended": time.perf_counter()}
+    return _rates(size / 1e6, started, cpu) | {"began": began, "ended": time.perf_counter()}
 
 
 def replay_all(config: Path, out: Path, workers: int) -> dict[str, float]:
@@ -149,15 +153,48 @@ def replay_all(config: Path, out: Path, workers: int) -> dict[str, float]:
     start_s, start_cpu_s = time.perf_counter() - started, time.process_time() - cpu
     before = _of_children_s()
     started, cpu = time.perf_counter(), time.process_time()
-    summary = replay(order("all")).summary
+    pace = Pace(workers)
+    summary = replay(order("all"), pace.shown).summary
     assert summary["by_probe"]["guard"]["errors"] == 0
     found = _rates(summary["records"]["bytes"] / 1e6, started, cpu)
     return found | {
         "scores": summary["scores"],
         "start_s": round(start_s, 2),
         "start_cpu_s": round(start_cpu_s, 2),
+        "pace_mb_per_s": round(pace.mb_per_s(), 1),
         "child_cpu_s": round(_of_children_s() - before, 2),
     }
+
+
+class Pace:
+    """Notes how far the parts of a replay are, and when.
+
+    Args:
+        workers: parts at a time.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._seen: list[tuple[float, list[Checkpoint]]] = []
+
+    @contextmanager
+    def shown(self, out: Path, plan: Plan) -> Iterator[Watcher]:
+        """Look whenever a replay says that it has come further."""
+
+        def watch() -> None:
+            reached = [read_checkpoint(part_folder(out, number)) for number in plan.numbers]
+            self._seen.append((time.perf_counter(), [item for item in reached if item is not None]))
+
+        yield watch
+
+    def mb_per_s(self) -> float:
+        """Return the rate from when as many parts as can have begun, until one is done; 0 where that never was."""
+        seen = [item for item in self._seen if sum(bool(part.read_bytes) for part in item[1]) >= self._workers]
+        stop = next((at for at, item in enumerate(seen) if any(part.done for part in item[1])), 0)
+        if not stop:
+            return 0.0
+        size = [sum(part.read_bytes for part in seen[at][1]) for at in (0, stop)]
+        return (size[1] - size[0]) / 1e6 / (seen[stop][0] - seen[0][0])
 
 
 def _of_children_s() -> float:
@@ -213,8 +250,8 @@ def alone(function: Callable[..., dict[str, float]], *arguments: Any) -> dict[st
     return found
 
 
-def read_by_two(settings: Any, topic: str) -> float:  # noqa: ANN401 - the broker's settings
-    """Return the seconds of two processes that read a partition each, at the same time."""
+def read_by_two(settings: Any, topic: str) -> list[dict[str, float]]:  # noqa: ANN401 - the broker's settings
+    """Return what two processes tell that read a partition each, at the same time."""
     with ExitStack() as stack:
         context = multiprocessing.get_context("spawn")
         pools = [stack.enter_context(ProcessPoolExecutor(1, mp_context=context)) for _ in (0, 1)]
@@ -223,8 +260,12 @@ def read_by_two(settings: Any, topic: str) -> float:  # noqa: ANN401 - the broke
         running = [pool.submit(read_raw, settings, topic, (number,)) for number, pool in enumerate(pools)]
         found = [item.result() for item in running]
     print(f"read_by_two: {found}", flush=True)
-    # One clock for all processes.
-    return max(item["ended"] for item in found) - min(item["started"] for item in found)
+    return found
+
+
+def read_s(found: Sequence[dict[str, float]]) -> float:
+    """Return the seconds from the first record to the last one of processes that read; they have one clock."""
+    return max(item["ended"] for item in found) - min(item["began"] for item in found)
 
 
 def main() -> None:
@@ -250,16 +291,19 @@ def measured(bench: ProbeBench, folder: Path, options: argparse.Namespace) -> di
     bench.save_linear("guard", weight, threshold=1e9)
     config = bench.configure([{"name": "guard", "point": "residual", "probe": "./guard", "mode": "shadow"}])
     megabytes = write_streams(bench, options)
-    raw, tuned, raw_two_s, one, two = [], [], [], [], []
+    raw, tuned, raw_two, one, two = [], [], [], [], []
     for number in range(options.rounds):
         raw.append(alone(read_raw, bench.settings, bench.topic, (0, 1)))
         tuned.append(alone(partial(read_raw, as_replay=True), bench.settings, bench.topic, (0, 1)))
-        raw_two_s.append(read_by_two(bench.settings, bench.topic))
+        raw_two.append(read_by_two(bench.settings, bench.topic))
         one.append(alone(replay_all, config, folder / f"one-{number}", 1))
         two.append(alone(replay_all, config, folder / f"two-{number}", 2))
     beyond = {} if options.replay_only else exported_and_trained(bench, folder, megabytes)
     rate, as_replay, replayed = (max(item["mb_per_cpu_s"] for item in found) for found in (raw, tuned, one))
-    scaling, raw_scaling = _worked_s(one) / _worked_s(two), min(item["seconds"] for item in raw) / min(raw_two_s)
+    paces = [max(item["pace_mb_per_s"] for item in found) for found in (one, two)]
+    assert paces[0], "a part is over before its pace is seen: more --megabytes"
+    scaling = paces[1] / paces[0]
+    raw_scaling = min(read_s([item]) for item in raw) / min(map(read_s, raw_two))
     return {
         "megabytes": round(megabytes),
         "width": options.width,
@@ -294,11 +338,6 @@ def exported_and_trained(bench: ProbeBench, folder: Path, megabytes: float) -> d
         "train_mb_per_s": trained["mb_per_s"],
         "train_peak_rss_mib": trained["peak_rss_mib"],
     }
-
-
-def _worked_s(rounds: list[dict[str, float]]) -> float:
-    """Return the seconds of the fastest, without what it takes to start."""
-    return min(item["seconds"] - item["start_s"] for item in rounds)
 
 
 if __name__ == "__main__":
