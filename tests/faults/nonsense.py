@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from undercurrent.codec import Codec
-from undercurrent.kafka.client import Isolation
 from undercurrent.protocol.dead_letters import Place, origin, said_of
 from undercurrent.protocol.messages import (
     CommandKind,
@@ -74,7 +73,7 @@ class Planted:
         """Return how often each record is a dead letter; its bytes, key and cause are checked."""
         found: Counter[Place] = Counter()
         for topic in self._bench.plan.swept:
-            for record in self._bench.read(self._bench.plan.dlq(topic), Isolation.READ_COMMITTED):
+            for record in self._bench.read(self._bench.plan.dlq(topic)):
                 place, said = origin(record.headers), said_of(record.headers)
                 assert place is not None
                 assert (place.topic, place.partition) == (topic, record.partition)

@@ -251,16 +251,16 @@ class EngineBench:
 
     # --- what the logs say
 
-    def read(self, topic: str, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> list[Record]:
-        """Return every record of a topic."""
+    def read(self, topic: str) -> list[Record]:
+        """Return every record of a topic, but those of transactions that were not committed."""
         count = next(planned.partitions for planned in self.plan.topics() if planned.name == topic)
         starts = {(topic, number): 0 for number in range(count)}
-        with AssignedReader(self.settings, starts, isolation=isolation, lookup=self._lookup) as reader:
+        with AssignedReader(self.settings, starts, isolation=Isolation.READ_COMMITTED, lookup=self._lookup) as reader:
             return list(reader.read_to_end(_READ_S))
 
     def said(self, kind: type[T]) -> list[T]:
         """Return the committed messages of a kind on the verdicts topic."""
-        found = [self.codec.decode(record.value) for record in self.read(self.plan.verdicts, Isolation.READ_COMMITTED)]
+        found = [self.codec.decode(record.value) for record in self.read(self.plan.verdicts)]
         return [message for message in found if isinstance(message, kind)]
 
     def messages(self, topic: str) -> list[tuple[Record, Message]]:
@@ -336,8 +336,7 @@ class EngineBench:
         """
         records: list[Record] = []
         for topic in self.plan.topics():
-            isolation = Isolation.READ_COMMITTED if topic.name == self.plan.verdicts else Isolation.READ_UNCOMMITTED
-            records += self.read(topic.name, isolation)
+            records += self.read(topic.name)
         return audit_records(self.plan.prefix, records, unjudged=unjudged, codec=self.codec)
 
     def wait_finals(self, ids: Iterable[str], timeout_s: float = 60.0) -> dict[str, list[GenerationEvent]]:
