@@ -12,6 +12,11 @@ Every call raises one of four errors: `RetriableTransactionError` (call it again
 is beyond use: close) or `StrandedError` (nobody took the id, but this client cannot go on, e.g. since it finds no
 broker any more: close, and go on with another writer; what became of the open transaction is not known). One thread
 uses a writer.
+
+A broker that ends a transaction by its timeout, as one does that comes back after it, fences its owner in the same
+words as one that has given the id to somebody else. Only time tells them apart: no broker does so of a transaction that
+is younger than the timeout. An owner of an older one is stranded. Should it have been replaced all the same, it takes
+the id back, and its heir, fenced in a young one, ends: at most one of them writes at any time.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import KafkaException
 
@@ -59,6 +64,8 @@ _ASK_S = 3.0
 _LATE_S = 2.0
 _AGAIN_S = 0.02
 
+T = TypeVar("T")
+
 Offsets = Mapping[tuple[str, int], tuple[int, str | None]]
 """Per partition the next offset to read and the commit's metadata."""
 
@@ -86,10 +93,12 @@ class TransactionalWriter:
         self._config = transactional_producer_config(
             settings, transactional_id, transaction_timeout_s=transaction_timeout_s
         )
+        self._transaction_timeout_s = transaction_timeout_s
         self._call_timeout_s = call_timeout_s
         self._producer: Producer | None = None
         self._pid = 0
         self._open = False
+        self._begun_s = 0.0
         self._failed: str | None = None
 
     @property
@@ -108,22 +117,22 @@ class TransactionalWriter:
         while True:
             try:
                 self._run(lambda producer: producer.init_transactions(self._share_of(deadline)), deadline=deadline)
-            except StrandedError:
-                self._producer = None  # nothing was begun: another client does as well
-            except RetriableTransactionError as exc:
+            except (RetriableTransactionError, StrandedError) as exc:
                 # "Coordinator load in progress" right after a broker's start, or the dead owner's abort still going on.
                 if time.monotonic() >= deadline:
                     raise UnreachableError(
                         f"transactional id {self.transactional_id!r} could not be taken in {timeout_s:g} s: {exc}"
                     ) from exc
-                self._client().poll(0.05)
+                if isinstance(exc, StrandedError):
+                    self._producer = None  # nothing was begun: another client does as well
+                time.sleep(_AGAIN_S)
             else:
                 return
 
     def begin(self) -> None:
         """Open a transaction."""
         self._run(lambda producer: producer.begin_transaction())
-        self._open = True
+        self._open, self._begun_s = True, time.monotonic()
         self._failed = None
 
     def produce(
@@ -146,7 +155,7 @@ class TransactionalWriter:
         try:
             self._run(lambda producer: producer.produce(topic, value, key, partition, **arguments))
         except BufferError:
-            self._client().poll(0.1)
+            self._run(lambda producer: producer.poll(0.1))
             try:
                 self._run(lambda producer: producer.produce(topic, value, key, partition, **arguments))
             except BufferError as exc:
@@ -181,7 +190,7 @@ class TransactionalWriter:
         Raises:
             RetriableTransactionError: some are still under way.
         """
-        left = self._client().flush(self._call_timeout_s)
+        left = self._run(lambda producer: producer.flush(self._call_timeout_s))
         if left:
             raise RetriableTransactionError(f"{left} records are under way")
 
@@ -212,7 +221,7 @@ class TransactionalWriter:
         was_open, self._open = self._open, False
         if was_open and timeout_s > 0:
             try:
-                producer.abort_transaction(timeout_s)
+                _plainly(lambda client: client.abort_transaction(timeout_s), producer)
             except KafkaException as exc:
                 logger.warning("%s ends with its transaction open: %s", self.transactional_id, reason_of(exc))
 
@@ -223,9 +232,9 @@ class TransactionalWriter:
             raise ConfigError("a Kafka client was carried over a fork; create the writer in the process that uses it")
         return self._producer
 
-    def _run(self, call: Callable[[Producer], object], *, deadline: float = float("inf")) -> None:
+    def _run(self, call: Callable[[Producer], T], *, deadline: float = float("inf")) -> T:
         try:
-            call(self._client())
+            return _plainly(call, self._client())
         except KafkaException as exc:
             error = classify(exc, self._failed)
             if _timed_out(exc) and isinstance(error, RetriableTransactionError) and self._is_stranded(deadline):
@@ -237,7 +246,18 @@ class TransactionalWriter:
             if refused is not None and refused.code() in codes.ID_NOT_ALLOWED:
                 what = f"{Operation.WRITE} on transactional id {self.transactional_id} is not allowed"
                 raise FencedError(what) from exc
+            if isinstance(error, FencedError) and self._outlived:
+                logger.warning(
+                    "the broker ended the transaction of the writer %s, by its timeout", self.transactional_id
+                )
+                self._open = False
+                raise StrandedError(f"the transaction's time was over: {error}") from exc
             raise error from exc
+
+    @property
+    def _outlived(self) -> bool:
+        """Whether the open transaction is older than brokers let one be."""
+        return self._open and time.monotonic() - self._begun_s > self._transaction_timeout_s
 
     def _share_of(self, deadline: float) -> float:
         return min(self._call_timeout_s, max(0.1, deadline - time.monotonic()))
@@ -249,6 +269,19 @@ class TransactionalWriter:
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None and self._failed is None:
             self._failed = f"{as_value(error, message.topic() or '').reason} [{error.name()}]"
+
+
+def _plainly(call: Callable[[Producer], T], producer: Producer) -> T:
+    """Make a call of a client and raise what it raises, also where the client comes to its end in the middle of it.
+
+    Where records fail because the client did, confluent-kafka 2.16 raises `SystemError` with the reason as its cause.
+    """
+    try:
+        return call(producer)
+    except SystemError as exc:
+        if isinstance(exc.__cause__, KafkaException):
+            raise exc.__cause__ from None
+        raise
 
 
 def _within(limit_s: float, call: Callable[[], None]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.integration.kafka.group_members import Member, make_topic
-from undercurrent.errors import AbortableTransactionError, FencedError
+from undercurrent.errors import AbortableTransactionError, FencedError, StrandedError
 from undercurrent.kafka.client import Assignor, Isolation
 from undercurrent.kafka.offsets import OffsetLookup
 from undercurrent.kafka.reader import AssignedReader
@@ -77,6 +77,35 @@ def test_a_newer_writer_of_the_id_fences_the_older(broker: Broker, topic_prefix:
     newer.commit()
     newer.close()
     assert _values(broker, target) == [b"heir"]
+
+
+@pytest.mark.parametrize("more", [False, True], ids=["at its end", "at a record"])
+def test_a_writer_whose_transaction_the_broker_has_ended_by_its_timeout_was_not_replaced(
+    apache_broker: Broker, topic_prefix: str, more: bool
+) -> None:
+    target = make_topic(apache_broker, topic_prefix, 1)
+    where, lookup = [(target, 0)], OffsetLookup(apache_broker.settings())
+
+    def open_end() -> int:
+        return lookup.end(where, isolation=Isolation.READ_COMMITTED)[Partition(target, 0)]
+
+    slow = TransactionalWriter(apache_broker.settings(), topic_prefix, transaction_timeout_s=1.0)
+    slow.init(30.0)
+    slow.begin()
+    slow.produce(target, b"too late", partition=0)
+    slow.flush()
+    wait_until(lambda: open_end() > 1, 30.0, "the broker's own end of the transaction")
+    if more:
+        slow.produce(target, b"later still", partition=0)
+    with pytest.raises(StrandedError, match="time was over"):
+        slow.flush() if more else slow.commit()
+    slow.close()
+    other = _writer(apache_broker, topic_prefix)
+    other.begin()
+    other.produce(target, b"in time", partition=0)
+    other.commit()
+    other.close()
+    assert _values(apache_broker, target) == [b"in time"]
 
 
 @pytest.mark.parametrize("assignor", list(Assignor))

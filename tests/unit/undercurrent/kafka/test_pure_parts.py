@@ -53,6 +53,38 @@ def test_each_transaction_error_has_one_answer(error: KafkaError, kind: type[Tra
     assert type(classify(KafkaException(error))) is kind
 
 
+class Ending:
+    """A client that comes to its end: in its next call, in the words of `error`."""
+
+    def __init__(self, error: KafkaError, *, midway: bool = False) -> None:
+        self._error, self._midway = error, midway
+
+    def begin_transaction(self) -> None: ...
+
+    def commit_transaction(self, timeout: float) -> None:
+        self.flush(timeout)
+
+    def flush(self, timeout: float) -> int:
+        if self._midway:
+            raise SystemError("a method returned a result with an exception set") from KafkaException(self._error)
+        raise KafkaException(self._error)
+
+
+@pytest.mark.parametrize("midway", [False, True])
+@pytest.mark.parametrize(("limit_s", "kind"), [(60.0, FencedError), (0.0, StrandedError)])
+def test_who_is_fenced_in_a_transaction_that_no_broker_would_have_ended_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, limit_s: float, kind: type[TransactionError], midway: bool
+) -> None:
+    error = KafkaError(KafkaError._FENCED, fatal=True)
+    monkeypatch.setattr(transactions, "make_producer", lambda config: Ending(error, midway=midway))
+    for end in (TransactionalWriter.commit, TransactionalWriter.flush):
+        writer = TransactionalWriter(SETTINGS, "t", transaction_timeout_s=limit_s)
+        writer.begin()
+        with pytest.raises(kind, match="_FENCED"):
+            end(writer)
+        assert writer.in_transaction is (kind is FencedError), "what is over cannot be aborted"
+
+
 def test_a_failed_transaction_names_its_first_failed_record() -> None:
     error = classify(KafkaException(KafkaError(KafkaError._FAIL)), "too large [MSG_SIZE_TOO_LARGE]")
     assert "first failed record: too large" in str(error)
