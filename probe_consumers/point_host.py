@@ -13,12 +13,12 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 from probe_consumers.aborts import AbortWriter
-from probe_consumers.backlog import SLOW_S, Backlog
+from probe_consumers.backlog import SLOW_S
 from probe_consumers.bound import Clock
 from probe_consumers.deciding import Deciding
 from probe_consumers.drift import Seen
 from probe_consumers.halves import Halves
-from probe_consumers.holding import Holding
+from probe_consumers.intake import Intake
 from probe_consumers.loop_settings import LoopSettings, MakeSubscriber
 from probe_consumers.mending import Mending
 from probe_consumers.metrics import HostMetrics
@@ -43,8 +43,6 @@ from undercurrent.service.health import Heartbeat
 
 logger = logging.getLogger(__name__)
 
-# A loop that stood still for longer may have lost its partitions without knowing: it polls before it commits.
-PAUSE_S = 1.5
 STUCK_AFTER_S = 60.0
 # How far the loop runs ahead of a transaction that is not written yet; how long a revocation works, and waits for one.
 AHEAD_S = 5.0
@@ -97,7 +95,7 @@ class PointHost:
         self.runner = runner
         self._core = core
         self._subscriber = make_subscriber(self)
-        self._holding = Holding(self.inputs, self._subscriber)
+        self._intake = Intake(self.inputs, self._subscriber, settings.batch_records)
         self._transactor = transactor
         self._aborts = aborts
         self._lookup = lookup
@@ -105,9 +103,7 @@ class PointHost:
         self._clock = clock
         self._metrics = metrics
         self._settings = settings
-        self._backlog = Backlog(settings.batch_records)
         self._halves = Halves(self.inputs)
-        self._group_metadata: object | None = None
         self._next_transaction_s = 0.0
         self._writing = Writing(
             transactor,
@@ -121,6 +117,7 @@ class PointHost:
         self._resuming = Resuming(self.inputs, rules, lookup, read_states, self._reader)
         self._seen_positions: dict[int, int] = {}
         self._failed = False
+        self._failures = 0
         self.states_ends: dict[int, int] = {}
         self.heartbeat = Heartbeat(self.name, STUCK_AFTER_S)
         self.busy = Busy()
@@ -190,7 +187,7 @@ class PointHost:
             if not self._writing.wait(_ATTEND_S):
                 self._attend()
             return
-        self._backlog.add(self._poll())
+        self._poll()
         self._mending.take(self._subscriber.take_events())
         self._work()
         try:
@@ -198,7 +195,7 @@ class PointHost:
             # what was before says everything twice.
             if self._resuming.may_ask and not self._writing.under_way:
                 self._mending.mend()
-                if self._group_metadata is not None:
+                if self._intake.metadata is not None:
                     self._begin(self._resuming.ask(self._subscriber.committed))
             self._begin(self._resuming.read())
         except UnreachableError as exc:
@@ -212,10 +209,10 @@ class PointHost:
 
     @property
     def _has_to_write(self) -> bool:
-        # A member without partitions may not have joined yet.
-        return self._core.dirty or (self._transactor.due and bool(self._core.assigned))
+        # Also without partitions: others may have got those that wait for what this one's last writer left.
+        return self._core.dirty or (self._transactor.due and self.joined)
 
-    def _poll(self) -> Sequence[Record]:
+    def _poll(self) -> None:
         wait_s = 0.01 if self._resuming else max(0.0, min(0.1, self._next_transaction_s - time.monotonic()))
         if not self._core.dirty and not self._resuming:
             wait_s = 0.1
@@ -223,43 +220,32 @@ class PointHost:
             # Nothing can be handed over before it has ended. A loop that only looked whether it has would take the
             # processor from the thread that writes it.
             wait_s = max(wait_s, _WRITING_POLL_S)
-        if self._backlog:
-            wait_s = 0.0
-        return self._fetch(wait_s)
+        self._intake.fetch(0.0 if self._intake.backlog else wait_s)
 
     def _attend(self) -> None:
         """Hear what the group says, and read nothing: a transaction takes long."""
-        self._holding.hold(self._core.emitted_up_to.keys())
-        self._backlog.add(self._fetch(0.0))
+        self._intake.holding.hold(self._core.emitted_up_to.keys())
+        self._intake.fetch(0.0)
         self._mending.take(self._subscriber.take_events())
         self._report()
 
-    def _fetch(self, wait_s: float) -> Sequence[Record]:
-        began_s = time.monotonic()
-        records = self.inputs.laned(self._subscriber.poll_batch(self._settings.batch_records, wait_s))
-        metadata = self._subscriber.consumer_group_metadata()
-        # The broker fences by the member's generation. Taken here, it is the one whose rebalances the callbacks have
-        # told of, unless this thread was frozen in between: then the next poll has to tell first.
-        self._group_metadata = metadata if time.monotonic() - began_s - wait_s < PAUSE_S else None
-        return records
-
     def _work(self, limit_s: float = SLOW_S) -> None:
         """Work on what was fetched, for so long; where that is not enough, nothing more is fetched meanwhile."""
-        began_s = time.monotonic()
-        while self._backlog and time.monotonic() - began_s < limit_s:
-            part = self._backlog.part(self._core.careful)
+        backlog, holding, began_s = self._intake.backlog, self._intake.holding, time.monotonic()
+        while backlog and time.monotonic() - began_s < limit_s:
+            part = backlog.part(self._core.careful)
             careful = part[0].partition in self._core.careful
             if careful and not self._mark(part[0]):
                 break
-            self._backlog.take(len(part))
+            backlog.take(len(part))
             self._take(part)
             if careful and not self._transact():
                 break
-        if self._backlog:
-            self._holding.hold(self._core.emitted_up_to.keys())
+        if backlog:
+            holding.hold(self._core.emitted_up_to.keys())
         else:
-            self._holding.release(self._resuming.waiting)
-        self._holding.keep_back(self._core.ahead, self._core.emitted_up_to.keys())
+            holding.release(self._resuming.waiting)
+        holding.keep_back(self._core.ahead, self._core.emitted_up_to.keys())
 
     def _mark(self, record: Record) -> bool:
         """Commit that a record is about to be worked on; return False where that, or what came before, is not known."""
@@ -272,14 +258,14 @@ class PointHost:
         with self.busy.at(f"{self.inputs.place(first.partition)} at offset {first.offset} and {len(records) - 1} more"):
             self._act(self._deciding.records(records))
         seconds = time.monotonic() - began_s
-        self._backlog.took(seconds)
+        self._intake.backlog.took(seconds)
         self._metrics.batch(records, seconds)
 
     def _transact(self, *, needed: bool = False) -> bool:
         """Write all that is pending and wait for it; return whether it stands."""
         if not self._settle(patient=True):
             return False
-        if self._group_metadata is None:
+        if self._intake.metadata is None:
             if needed:
                 self._act(self._core.failed())
             return False
@@ -288,23 +274,24 @@ class PointHost:
 
     def _hand_over(self) -> None:
         """Give all that is pending to the transactions' thread; the loop goes on meanwhile."""
-        if self._group_metadata is None:
+        if self._intake.metadata is None:
             return
         self._next_transaction_s = time.monotonic() + self._settings.transaction_interval_s
         self._core.states_end(self.states_ends)
         with self.busy.at(f"{self.name}: what its probes say, and their states"):
             transaction = self._core.transaction()
-        self._writing.begin(transaction, self._group_metadata)
+        self._writing.begin(transaction, self._intake.metadata)
 
     def _settle(self, *, patient: bool = False) -> bool:
         """Take note of a transaction that has ended; begin anew with everything when one was not written."""
+        failures = self._failures
         while patient and not self._writing.wait(_ATTEND_S):
             if self._writing.age_s > AHEAD_S:
-                self._attend()
-        written = self._writing.settle()
-        if not written:
+                self._attend()  # a revocation in there may settle it, and hand over another
+        if not self._writing.settle():
+            self._failures += 1
             self._act(self._core.failed())
-        return written
+        return self._failures == failures
 
     # --- actions of the core
 
@@ -313,7 +300,7 @@ class PointHost:
             match action:
                 case Fetch(partition=lane):
                     self._resuming.add(lane)
-                    self._stand_still(lane)
+                    self._intake.stand_still({lane})
                 case Declare(partition=lane, declaration=item):
                     tell(self.inputs.place(lane), item)
                     self._metrics.notice(item.notice)
@@ -321,18 +308,10 @@ class PointHost:
                     if not self._transact(needed=True):
                         return
                 case Read(partition=lane, offset=offset):
-                    self._backlog.of([lane])
-                    self._holding.drop([lane])
-                    self._subscriber.start(self.inputs.place(lane), offset)
-                    self._subscriber.resume(self.inputs.place(lane))
+                    self._intake.read(lane, offset)
                 case SendAbort(command=command):
                     self._aborts.send(command)
                     self._metrics.abort(command)
-
-    def _stand_still(self, lane: int) -> None:
-        self._backlog.of([lane])
-        self._holding.drop([lane])
-        self._subscriber.pause(self.inputs.place(lane))
 
     def _begin(self, ready: Iterable[Ready]) -> None:
         """Let partitions flow, with one transaction before that for all that need one."""
@@ -369,7 +348,7 @@ class PointHost:
             # What is joined with them stands still from now on, too.
             ending = self.inputs.partners(lanes)
             until_s = time.monotonic() + _REVOKE_S
-            for part in self._backlog.parts_of(ending):
+            for part in self._intake.backlog.parts_of(ending):
                 if time.monotonic() > until_s or not self._core.careful.isdisjoint(ending):
                     break
                 self._take(part)
@@ -379,8 +358,7 @@ class PointHost:
 
     def _last_words(self) -> None:
         """Commit before partitions go, as far as the group can wait for it."""
-        # Nobody else owns them before this call has returned, so that this generation may still commit.
-        self._group_metadata = self._subscriber.consumer_group_metadata()
+        self._intake.refresh_metadata()
         for _ in range(2):
             if not self._writing.wait(_REVOKE_S) or not self._settle() or not self._core.dirty:
                 return
@@ -396,11 +374,9 @@ class PointHost:
         self._core.revoke(lanes)
         ending = self.inputs.partners(lanes)
         self._resuming.drop(ending)
-        self._backlog.of(ending)
-        self._holding.drop(ending)
-        for lane in ending - lanes:
-            # Whatever is left of a number stays assigned, and goes on when its others come back.
-            self._subscriber.pause(self.inputs.place(lane))
+        self._intake.drop(ending)
+        # Whatever is left of a number stays assigned, and goes on when its others come back.
+        self._intake.stand_still(ending - lanes)
 
     def _report(self) -> None:
         self._seen_positions = self._core.emitted_up_to

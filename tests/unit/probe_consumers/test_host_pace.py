@@ -6,6 +6,7 @@ import pytest
 
 from probe_consumers import point_host
 from tests.unit.probe_consumers.host_doubles import TOPIC, Cluster, Later, make_host, turn_until, whole_stream
+from undercurrent.errors import AbortableTransactionError
 from undercurrent.kafka.records import Partition
 from undercurrent.protocol.messages import VerdictKind
 
@@ -94,6 +95,31 @@ def test_a_first_commit_that_takes_long_does_not_hold_up_the_group(slow):
         group.written = slow.run
         turn_until(host, lambda: len(cluster.verdicts(VerdictKind.RESULT)) == 1)
         assert group.polls > 6
+        assert len(cluster.verdicts(VerdictKind.RESULT)) == 1
+
+
+def test_what_was_waited_for_does_not_stand_where_a_revocation_meanwhile_heard_that_it_failed(slow):
+    cluster = Cluster()
+    with make_host(cluster, executor=slow) as host:
+        turn_until(host, lambda: cluster.committed is not None)
+        slow.keeps = True
+        cluster.append(*whole_stream("a"))
+        turn_until(host, lambda: slow.kept)
+        poll = host.subscriber.poll_batch
+
+        def fails_and_revokes(most, timeout_s):
+            host.subscriber.poll_batch = poll
+            cluster.fail = [AbortableTransactionError("the group moved on")]
+            slow.run()
+            host.on_revoked([Partition(TOPIC, 0)])
+            return []
+
+        host.subscriber.poll_batch = fails_and_revokes
+        assert not host._settle(patient=True)
+        assert not host._writing.under_way
+        host.on_assigned([Partition(TOPIC, 0)])
+        assert host._settle(patient=True), "it is told once"
+        turn_until(host, lambda: cluster.verdicts(VerdictKind.RESULT))
         assert len(cluster.verdicts(VerdictKind.RESULT)) == 1
 
 

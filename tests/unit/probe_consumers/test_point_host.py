@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-import probe_consumers.point_host as point_host
+from probe_consumers import intake
 from tests.unit.probe_consumers.host_doubles import (
     TOPIC,
     Cluster,
@@ -142,7 +142,7 @@ def test_a_loop_that_was_frozen_polls_before_it_commits(monkeypatch):
         cluster.append(*whole_stream())
         before = list(cluster.calls)
         # Every poll takes longer than a pause may: the generation that it ends with may be news to this thread.
-        monkeypatch.setattr(point_host, "PAUSE_S", -1.0)
+        monkeypatch.setattr(intake, "PAUSE_S", -1.0)
         for _ in range(5):
             host._next_transaction_s = 0.0
             host.turn()

@@ -6,13 +6,14 @@ import time
 
 import pytest
 
-from tests.unit.probe_consumers.host_doubles import CODEC, Cluster, Later, make_host, turn_until, whole_stream
+from tests.unit.probe_consumers.host_doubles import CODEC, TOPIC, Cluster, Later, make_host, turn_until, whole_stream
 from undercurrent.errors import (
     AbortableTransactionError,
     ProbeSetChangedError,
     RetriableTransactionError,
     StrandedError,
 )
+from undercurrent.kafka.records import Partition
 from undercurrent.probes import LinearProbe
 from undercurrent.protocol.host_position import HostMetadata
 from undercurrent.protocol.host_states import Keeping
@@ -197,3 +198,16 @@ def test_a_host_with_a_slot_ends_what_the_last_one_may_have_left():
     with make_host(cluster, stable=True) as host:
         turn_until(host, lambda: len(cluster.verdicts(VerdictKind.RESULT)) == 1)
         assert not cluster.forgotten
+
+
+def test_a_host_without_partitions_ends_what_its_last_writer_left_for_those_that_have_them():
+    cluster = Cluster()
+    with make_host(cluster) as host:
+        turn_until(host, lambda: cluster.committed is not None)
+        cluster.append(*whole_stream())
+        cluster.fail = [StrandedError("the broker was killed")]
+        turn_until(host, lambda: not cluster.fail)
+        host.on_lost([Partition(TOPIC, 0)])
+        host.subscriber.position, cluster.forgotten = None, True
+        turn_until(host, lambda: not cluster.forgotten)
+        assert not host._core.assigned
