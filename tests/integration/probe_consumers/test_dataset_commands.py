@@ -98,7 +98,7 @@ def pipeline(broker, topic_prefix, tmp_path):
 
 
 def test_a_recording_is_labelled_exported_and_imported(pipeline, topic_prefix):
-    assert "1 labels written" in pipeline.run("labels", "add", "r1", "bad", "positive", "--source", "ann")
+    assert "1 label written" in pipeline.run("labels", "add", "r1", "bad", "positive", "--source", "ann")
     rows = [
         {"request_id": "r2", "value": "negative"},
         {"request_id": "r3", "value": "positive", "char_start": 5, "char_end": 7},
@@ -139,7 +139,7 @@ def test_what_retention_has_deleted_is_told(pipeline, topic_prefix):
     topic = f"{topic_prefix}.activations.residual"
     TopicAdmin(pipeline.settings).delete_records({(topic, 0): 1, (topic, 1): 1})
     told = pipeline.run("dataset", "export", "d")
-    assert f"{topic}[0]: retention has deleted the first 1 offsets" in told
+    assert f"{topic}[0]: retention has deleted the first 1 offset" in told
     assert "2 requests (4 records) left out: started before what was read" in told
     assert len(evaluation.load(pipeline.folder / "d").requests) == 6
     told = pipeline.run("dataset", "export", "e", "--from-offset", "0", code=1)
