@@ -61,6 +61,15 @@ class ProbeService:
         for thread in (*threads, watchdog):
             thread.start()
         self._stop.wait()
+        try:
+            self._join(threads)
+        finally:
+            ended.set()
+            watchdog.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _join(self, threads: Sequence[threading.Thread]) -> None:
         deadline = time.monotonic() + self._end_s
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -69,10 +78,6 @@ class ProbeService:
                 # Whatever it waits for, Python would wait for it too.
                 self._watchdog.end(reason)
                 raise ProbingError(reason)
-        ended.set()
-        watchdog.join()
-        if self._failure is not None:
-            raise self._failure
 
     def _loop(self, run: Callable[[threading.Event], None], name: str) -> None:
         try:

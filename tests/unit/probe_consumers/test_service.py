@@ -43,3 +43,4 @@ def test_a_loop_that_does_not_end_is_not_waited_for():
         service(stop, loop=lambda _: never.wait(30.0), end=ended.append, end_s=0.05).run()
     never.set()
     assert ended == [EXIT_CODE]
+    assert "watchdog" not in [thread.name for thread in threading.enumerate()]
