@@ -21,7 +21,6 @@ from serve_bench import HERE, LAYER, MODEL, WIDTH, ServeBench, client_of, comple
 from transformers import AutoTokenizer
 
 from undercurrent.codec import as_array, positions, token_ids
-from undercurrent.kafka.client import Isolation
 from undercurrent.protocol.dead_letters import Place, origin, said_of
 from undercurrent.protocol.messages import AckOutcome, EndReason, EngineStarted, PublisherStarted
 from undercurrent.testing.canaries import CANARIES, TEXT_CANARY, command_lines, found_canaries, found_texts
@@ -367,7 +366,7 @@ def test_nothing_repeats_what_a_client_wrote(bench, server):
 
 def test_what_nobody_can_read_becomes_a_dead_letter_once_and_stops_no_command(bench, server):
     plan = bench.plan
-    begun = {topic: len(bench.read(plan.dlq(topic), Isolation.READ_COMMITTED)) for topic in plan.swept}
+    begun = {topic: len(bench.read(plan.dlq(topic))) for topic in plan.swept}
     written = [(topic, bench.write(topic, 0, b"k", b"nonsense")) for topic in (plan.control, plan.rollouts) * 2]
     done = complete(server, "Short")
     command = bench.abort(done.id)
@@ -376,7 +375,7 @@ def test_what_nobody_can_read_becomes_a_dead_letter_once_and_stops_no_command(be
     written += [(topic, bench.write(topic, 0, b"k", b"nonsense")) for topic in others]
 
     def letters():
-        read = {topic: bench.read(plan.dlq(topic), Isolation.READ_COMMITTED)[begun[topic] :] for topic in plan.swept}
+        read = {topic: bench.read(plan.dlq(topic))[begun[topic] :] for topic in plan.swept}
         found = [record for records in read.values() for record in records]
         return found if len(found) >= len(written) else None
 
