@@ -6,7 +6,8 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from undercurrent.codec.blocks import Layout, Prefix, layout
+from undercurrent.codec.blocks import Prefix
+from undercurrent.codec.layout import Layout, layout
 
 _MOST_BYTES = 2**31 - 1
 _MOST_TOKENS = _MOST_BYTES // 4
